@@ -1,0 +1,1 @@
+"""From logits to phonemes, and from phonemes to an error rate."""

@@ -1,0 +1,1 @@
+"""The run: optimizer, step, loop, checkpoints, the event log and the progress display."""
