@@ -6,6 +6,7 @@ The defaults are the published recipe for a participant of the public data set; 
 
 import difflib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,7 +54,10 @@ class ModelConfig(Record):
 
 
 class AugmentConfig(Record):
-    """Noise put on the features of a training batch, and the smoothing of every batch. Units: z-scored features, bins."""
+    """Noise put on the features of a training batch, and the smoothing of every batch.
+
+    Units: z-scored features and bins.
+    """
 
     white_noise_std: float = 1.0
     constant_offset_std: float = 0.2
@@ -127,7 +131,7 @@ class Config(Record):
     validation: ValidationConfig = ValidationConfig()
 
 
-def load(path: str | Path | None, overrides: list[str] = []) -> Config:
+def load(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
     """Reads a configuration file and applies `key=value` overrides, the later the stronger.
 
     Args:
@@ -151,7 +155,9 @@ def load(path: str | Path | None, overrides: list[str] = []) -> Config:
             raise UserError(f"this is not TOML: {error}", where, "correct the line that is named") from None
     for override in overrides:
         _set(tree, override)
-        where = f"{path or 'defaults'} with --set {override}" if len(overrides) == 1 else f"{path or 'defaults'} with --set"
+        where = (
+            f"{path or 'defaults'} with --set {override}" if len(overrides) == 1 else f"{path or 'defaults'} with --set"
+        )
     return decode(Config, tree, where)
 
 

@@ -37,7 +37,7 @@ class EventLog:
         self._path = Path(run_dir) / FILE_NAME
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self._path, "ab+")
+            self._file = open(self._path, "ab+")  # noqa: SIM115 (open as long as the run)
             self._end_broken_line()
             self._board = SummaryWriter(str(run_dir), purge_step=first_step + 1 if first_step else None)
         except OSError as error:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TextIO
 
 LINE_EVERY_S = 10.0
@@ -122,7 +123,7 @@ class Curve:
             return ""
         width = min(width, len(finite))
         edges = [round(i * len(finite) / width) for i in range(width + 1)]
-        means = [sum(finite[a:b]) / (b - a) for a, b in zip(edges, edges[1:])]
+        means = [sum(finite[a:b]) / (b - a) for a, b in pairwise(edges)]
         low, high = min(means), max(means)
         blocks = "▁▂▃▄▅▆▇█"
         return "".join(blocks[round((mean - low) / ((high - low) or 1.0) * (len(blocks) - 1))] for mean in means)
