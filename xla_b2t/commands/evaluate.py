@@ -1,0 +1,158 @@
+"""`xla_b2t evaluate`: a checkpoint and groups in, the phoneme error rate and every decoded sequence out."""
+
+import argparse
+import json
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from xla_b2t.errors import UserError
+
+if TYPE_CHECKING:
+    from xla_b2t.xla.world import World
+
+SUMMARY = "decode a split with a checkpoint: phoneme error rate per day and overall, and the sequences"
+EXAMPLE = "xla_b2t evaluate runs/demo --split test --output phonemes.jsonl"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of this command."""
+    parser.add_argument("run", metavar="RUN", help="run directory, as train wrote it")
+    parser.add_argument("--checkpoint", default="best", metavar="WHICH", help="best (default), latest, or a .pt file")
+    parser.add_argument("--split", default="val", help="train, val (default) or test")
+    parser.add_argument("--data", metavar="DIR", help="groups to decode; default: those the run trained on")
+    parser.add_argument("--cores", type=int, default=1, metavar="N", help="ranks (default 1); they change no number")
+    parser.add_argument("--output", metavar="FILE", help="write the decoded sequences here, a JSON object a line")
+
+
+@dataclass(frozen=True)
+class EvaluationJob:
+    """What a rank is to decode: the checkpoint file, the groups, the split, and the folder for its predictions."""
+
+    checkpoint: str
+    data_dir: str
+    split: str
+    output_dir: str
+
+
+def run(args: argparse.Namespace) -> int:
+    """Decodes; prints a table, or JSON with --json."""
+    from xla_b2t.training.checkpoint import CheckpointFolder, load_file
+    from xla_b2t.xla import spawn
+    from xla_b2t.xla.machine import find_machine
+
+    run_dir = Path(args.run)
+    if not run_dir.is_dir():
+        raise UserError("there is no such run directory", str(run_dir), "give the directory that train wrote")
+    folder = CheckpointFolder(run_dir)
+    path = folder.find(args.checkpoint) if args.checkpoint in ("best", "latest") else Path(args.checkpoint)
+    checkpoint = load_file(path)
+    from xla_b2t import config as configuration
+
+    config = configuration.loads(checkpoint.config, str(path))
+    data_dir = args.data or config.data.dir
+    _check_data(data_dir, args.split, checkpoint)
+
+    machine = find_machine()
+    with tempfile.TemporaryDirectory(prefix="xla_b2t-") as output_dir:
+        job = EvaluationJob(str(path), data_dir, args.split, output_dir)
+        spawn.run(evaluate_rank, (job,), machine, machine.ranks(args.cores), Path(output_dir) / "crash")
+        parts = sorted(Path(output_dir).glob("rank-*.jsonl"))
+        predictions = [json.loads(line) for part in parts for line in part.read_text().splitlines()]
+    predictions.sort(key=lambda prediction: prediction["trial"])
+    if args.output:
+        _write(Path(args.output), predictions)
+    result = {"checkpoint": str(path), "step": checkpoint.step, "split": args.split, **_score(predictions)}
+    if args.json:
+        print(json.dumps(result))
+    else:
+        from xla_b2t.commands.tables import print_evaluation
+
+        print_evaluation(result, predictions, args.output)
+    return 0
+
+
+def evaluate_rank(world: "World", job: EvaluationJob) -> None:
+    """Decodes this rank's share and writes it to `rank-N.jsonl`."""
+    from xla_b2t import config as configuration
+    from xla_b2t.data.batch_plan import plan_batches
+    from xla_b2t.data.groups import GroupReader, open_group_set
+    from xla_b2t.data.phonemes import PHONEMES
+    from xla_b2t.evaluation.decode import Decoder
+    from xla_b2t.models.build import build_model
+    from xla_b2t.models.dtypes import DTYPES
+    from xla_b2t.models.protocol import Sizes
+    from xla_b2t.training.checkpoint import load_file
+    from xla_b2t.training.step import place_weights
+    from xla_b2t.xla.compile_guard import CompileGuard
+
+    checkpoint = load_file(job.checkpoint)
+    config = configuration.loads(checkpoint.config, job.checkpoint)
+    group_set = open_group_set(job.data_dir)
+    model = build_model(
+        config.model, Sizes(checkpoint.num_features, len(checkpoint.sessions), checkpoint.num_classes)
+    )
+    dtype = DTYPES[config.model.dtype]
+    place_weights(model, dtype, checkpoint.state)
+    plan = plan_batches(config, group_set.group_size, world.size)
+    decoder = Decoder(
+        model, dtype, config.augment.smooth_sigma_bins, world, CompileGuard(), plan.groups_per_slot
+    )
+    with (
+        GroupReader(group_set, job.split) as reader,
+        open(Path(job.output_dir) / f"rank-{world.rank}.jsonl", "w", encoding="utf-8") as file,
+    ):
+        for prediction in decoder.decode(reader):
+            values = asdict(prediction)
+            values["phonemes"] = [PHONEMES[index] for index in prediction.decoded]
+            file.write(json.dumps(values) + "\n")
+
+
+def _check_data(data_dir: str, split: str, checkpoint: "object") -> None:
+    """The groups are of the participant, and of the split, that the checkpoint can decode."""
+    from xla_b2t.data.groups import open_group_set
+
+    group_set = open_group_set(data_dir)
+    if split not in group_set.splits:
+        here = ", ".join(group_set.splits)
+        raise UserError(f"there is no split {split!r}; it has {here}", data_dir, f"use --split with one of {here}")
+    for name, found, expected in (
+        ("features", group_set.num_features, checkpoint.num_features),
+        ("sessions", group_set.sessions, checkpoint.sessions),
+    ):
+        if found != expected:
+            raise UserError(
+                f"the groups have {name} {_short(found)}, the checkpoint was trained on {_short(expected)}",
+                data_dir,
+                "give the groups that the run trained on with --data",
+            )
+
+
+def _short(value: object) -> object:
+    return f"{value[0]} ... {value[-1]} ({len(value)})" if isinstance(value, tuple) and len(value) > 2 else value
+
+
+def _score(predictions: list[dict]) -> dict:
+    from xla_b2t.evaluation.per import score, total
+
+    labelled = [prediction for prediction in predictions if prediction["reference"] is not None]
+    by_day = score((entry["session"], entry["reference"], entry["decoded"]) for entry in labelled)
+    return {
+        "trials": len(predictions),
+        "per": total(by_day).per if labelled else None,
+        "errors": total(by_day).errors if labelled else None,
+        "phonemes": total(by_day).phonemes if labelled else None,
+        "per_by_day": {session: day.per for session, day in by_day.items()},
+        "loss": sum(entry["loss"] for entry in labelled) / len(labelled) if labelled else None,
+    }
+
+
+def _write(path: Path, predictions: list[dict]) -> None:
+    partial = path.with_name(path.name + ".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text("".join(json.dumps(prediction) + "\n" for prediction in predictions), encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise UserError(f"the sequences cannot be written: {error.strerror}", str(path), "give another --output") from None

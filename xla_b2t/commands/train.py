@@ -1,0 +1,141 @@
+"""`xla_b2t train`: the main job. Checks what can be checked, starts the ranks, and tells how it ended."""
+
+import argparse
+import json
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+from xla_b2t.errors import UserError
+
+SUMMARY = "train a decoder on the cores of this machine"
+EXAMPLE = "python -m xla_b2t.launch --cores 8 --config configs/gru_baseline.toml --set data.dir=groups"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of this command."""
+    parser.add_argument("--config", metavar="FILE", help="TOML file; without it the demo runs on simulated data")
+    parser.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", default=[], help="override one key; may be given again"
+    )
+    parser.add_argument(
+        "--cores", type=int, metavar="N", help="ranks; on a TPU 1 or all, on a CPU any number (default: run.cores)"
+    )
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const="latest",
+        choices=("latest", "auto"),
+        help="go on from the latest checkpoint of run.dir; `auto` starts anew when there is none",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="remove the run that run.dir holds")
+    parser.add_argument(
+        "--allow-recompile", action="store_true", help="go on after a recompile or a host fallback; both are counted"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trains; prints the result as a table, or `summary.json` with --json."""
+    started = time.time()
+    from xla_b2t import config as configuration
+
+    is_demo = args.config is None
+    overrides = [*args.set, *([f"run.cores={args.cores}"] if args.cores is not None else [])]
+    config = configuration.load(_demo_config() if is_demo else args.config, overrides)
+
+    from xla_b2t.xla import spawn
+    from xla_b2t.xla.machine import find_machine
+
+    machine = find_machine()
+    num_ranks = machine.ranks(config.run.cores)
+    spawn.prepare(machine)
+    if is_demo:
+        from xla_b2t.commands.demo import make_demo_data
+
+        make_demo_data(Path(config.data.dir))
+    resume = _settle_run_dir(Path(config.run.dir), args.resume, args.overwrite or (is_demo and not args.resume))
+
+    preflight_began = time.time()
+    from xla_b2t.audit.inventory import check
+
+    check(config, num_ranks)
+    seconds = {"start": preflight_began - started, "preflight": time.time() - preflight_began}
+
+    run_dir = Path(config.run.dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "config.toml").write_text(configuration.dumps(config))
+    from xla_b2t.training.loop import Job, run_rank
+
+    job = Job(config, resume, args.allow_recompile, seconds, time.time())
+    try:
+        spawn.run(run_rank, (job,), machine, num_ranks, run_dir / "crash")
+    except spawn.Interrupted as interrupted:
+        _mark(run_dir, "interrupted")
+        return _tell_interrupted(run_dir, interrupted.args[0])
+    except spawn.RankError as error:
+        _mark(run_dir, "failed")
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except UserError:
+        _mark(run_dir, "failed")
+        raise
+    summary = json.loads((run_dir / "summary.json").read_text())
+    if args.json:
+        print(json.dumps(summary))
+    else:
+        from xla_b2t.commands.tables import print_summary
+
+        print_summary(summary, run_dir)
+    return 0
+
+
+def _demo_config() -> Path:
+    return Path(__file__).parent.parent / "demo.toml"
+
+
+def _settle_run_dir(run_dir: Path, resume: str | None, overwrite: bool) -> bool:
+    """Decides whether this run goes on from a checkpoint; an earlier run is never lost by accident."""
+    from xla_b2t.training.checkpoint import CheckpointFolder
+
+    holds_run = CheckpointFolder(run_dir).exists()
+    if overwrite and resume:
+        raise UserError("--overwrite and --resume contradict each other", "the command line", "give one of them")
+    if resume:
+        if not holds_run and resume == "latest":
+            raise UserError("there is no checkpoint to resume from", str(run_dir), "leave --resume away, or --resume auto")
+        return holds_run
+    if holds_run and not overwrite:
+        raise UserError(
+            "this directory holds a run", str(run_dir), "add --resume to go on, --overwrite to lose it, or --set run.dir="
+        )
+    _clear(run_dir)
+    return False
+
+
+def _clear(run_dir: Path) -> None:
+    """Removes what an earlier run wrote, and nothing else: the folder may be somebody's."""
+    for pattern in ("checkpoints", "crash", "config.toml", "summary.json", "events.jsonl", "events.out.tfevents.*"):
+        for path in run_dir.glob(pattern):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _mark(run_dir: Path, status: str) -> None:
+    """Puts how the run ended into the summary of the last checkpoint, where there is one."""
+    path = run_dir / "summary.json"
+    if path.exists():
+        from xla_b2t.training.loop import write_summary
+
+        write_summary(run_dir, {**json.loads(path.read_text()), "status": status})
+
+
+def _tell_interrupted(run_dir: Path, number: int) -> int:
+    from xla_b2t.training.checkpoint import CheckpointFolder
+
+    folder = CheckpointFolder(run_dir)
+    saved = "no checkpoint was written yet"
+    if folder.exists():
+        saved = f"the last checkpoint is of step {folder.latest_step()}; go on with --resume"
+    print(f"interrupted by {signal.Signals(number).name}, all ranks are gone; {saved}", file=sys.stderr)
+    return 128 + number

@@ -1,0 +1,74 @@
+"""How an update is divided among cores and micro-steps: whole groups, the same shape for every rank.
+
+In: the configuration, the group size of the data, and the number of ranks. Out: a `BatchPlan`, or an error that says
+which numbers do not go together.
+"""
+
+from dataclasses import dataclass
+
+from xla_b2t.config import Config
+from xla_b2t.errors import UserError
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """The batch in groups.
+
+    Attributes:
+        num_ranks: R.
+        accumulation: micro-steps an update.
+        group_size: trials a group.
+        groups_per_update: groups of one update over all ranks and micro-steps.
+        groups_per_slot: groups that one rank takes in one micro-step; slots beyond `groups_per_update` are empty.
+    """
+
+    num_ranks: int
+    accumulation: int
+    group_size: int
+    groups_per_update: int
+    groups_per_slot: int
+
+    @property
+    def global_batch(self) -> int:
+        """Trials an update."""
+        return self.groups_per_update * self.group_size
+
+    @property
+    def batch_size(self) -> int:
+        """Trials a core and micro-step, empty slots included: B of the compiled step."""
+        return self.groups_per_slot * self.group_size
+
+    @property
+    def idle_share(self) -> float:
+        """Share of the slots that no group can fill."""
+        return 1 - self.groups_per_update / (self.groups_per_slot * self.num_ranks * self.accumulation)
+
+
+def plan_batches(config: Config, group_size: int, num_ranks: int) -> BatchPlan:
+    """Fits `train.batch_size`, `train.global_batch` and `train.accumulation` to the ranks and the groups.
+
+    Raises:
+        UserError: a batch that is not whole groups, or both sizes given and not agreeing.
+    """
+    train = config.train
+    for key, size in (("train.batch_size", train.batch_size), ("train.global_batch", train.global_batch)):
+        if size % group_size:
+            raise UserError(
+                f"{key} is {size}, the data was pre-batched in groups of {group_size} trials",
+                key,
+                f"use a multiple of {group_size}, or pre-batch again with --group-size",
+            )
+    slots = num_ranks * train.accumulation
+    if train.batch_size and train.global_batch and train.batch_size * slots != train.global_batch:
+        raise UserError(
+            f"train.batch_size {train.batch_size} x {num_ranks} ranks x accumulation {train.accumulation} is "
+            f"{train.batch_size * slots}, train.global_batch is {train.global_batch}",
+            "train.batch_size, train.global_batch",
+            "give one of them and set the other to 0",
+        )
+    if not train.batch_size and not train.global_batch:
+        raise UserError(
+            "neither a batch size a core nor a global batch is given", "train.batch_size", "set train.batch_size"
+        )
+    groups = train.global_batch // group_size or train.batch_size // group_size * slots
+    return BatchPlan(num_ranks, train.accumulation, group_size, groups, -(-groups // slots))

@@ -1,0 +1,200 @@
+"""Checkpoints: whole, checked, and never harmed by the next one.
+
+`checkpoints/step-N.pt` holds plain CPU tensors and values, loadable by `torch.load(weights_only=True)` without
+torch_xla. `checkpoints/manifest.json` is written last and says which file is the latest, which is the best, and what
+each must hash to. Both are written under a temporary name, flushed to disk and renamed.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import pickle
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from xla_b2t.errors import UserError
+from xla_b2t.training.step import TrainState
+
+FORMAT = "xla_b2t.checkpoint"
+VERSION = 1
+_NUM_KEPT = 2
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run at the end of an update.
+
+    Attributes:
+        step: updates done.
+        state: weights, moments and buffers.
+        config: the run's configuration in TOML.
+        sessions: name of each day, in the order of the day indices.
+        num_features: C.
+        num_classes: K.
+        val_per: phoneme error rate at this step, if it was validated here.
+        best_val_per: the lowest so far.
+        summary: counters that a resumed run goes on from.
+    """
+
+    step: int
+    state: TrainState
+    config: str
+    sessions: tuple[str, ...]
+    num_features: int
+    num_classes: int
+    val_per: float | None = None
+    best_val_per: float | None = None
+    summary: dict[str, Any] = field(default_factory=dict)
+
+
+class CheckpointFolder:
+    """The checkpoints of one run; rank 0 alone writes."""
+
+    def __init__(self, run_dir: str | Path):
+        self.path = Path(run_dir) / "checkpoints"
+
+    def save(self, checkpoint: Checkpoint, is_best: bool) -> Path:
+        """Writes a checkpoint, makes it the latest (and the best), and removes what neither name needs.
+
+        Raises:
+            UserError: the disk does not take it; what was there before is as it was.
+        """
+        name = f"step-{checkpoint.step:08d}.pt"
+        manifest = self._manifest() or {"format": FORMAT, "version": VERSION, "best": None, "files": {}}
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            values = {**vars(checkpoint), "state": vars(checkpoint.state), "sessions": list(checkpoint.sessions)}
+            digest = _write(self.path / name, {"format": FORMAT, "version": VERSION, **values})
+            manifest["files"][name] = {"step": checkpoint.step, "sha256": digest, "val_per": checkpoint.val_per}
+            manifest["latest"] = name
+            manifest["best"] = name if is_best else manifest["best"]
+            newest = sorted(manifest["files"])[-_NUM_KEPT:]
+            dropped = [other for other in manifest["files"] if other not in newest and other != manifest["best"]]
+            for other in dropped:
+                del manifest["files"][other]
+            _replace(self.path / "manifest.json", json.dumps(manifest, indent=1).encode())
+            for path in self.path.glob("step-*.pt*"):
+                if path.name not in manifest["files"]:
+                    path.unlink()
+        except OSError as error:
+            raise UserError(
+                f"the checkpoint cannot be written: {error.strerror}", str(self.path), "free some space there"
+            ) from error
+        return self.path / name
+
+    def find(self, which: str) -> Path:
+        """The file of `latest` or `best`; where a latest is damaged, the newest before it that is whole.
+
+        Raises:
+            UserError: there is none, or none that is whole.
+        """
+        manifest = self._manifest()
+        if manifest is None or not manifest["files"]:
+            raise UserError("there is no checkpoint yet", str(self.path), "train first, or leave --resume away")
+        newest = sorted(manifest["files"], reverse=True)
+        names = [manifest["best"] or manifest["latest"]] if which == "best" else newest
+        damaged = []
+        for name in names:
+            path = self.path / name
+            if path.exists() and _digest(path) == manifest["files"][name]["sha256"]:
+                if damaged:
+                    _LOG.warning("%s is damaged or missing; going on from %s", ", ".join(damaged), name)
+                return path
+            damaged.append(name)
+        raise UserError(
+            f"no checkpoint is whole: {', '.join(damaged)}", str(self.path), "resume from a copy, or train anew"
+        )
+
+    def exists(self) -> bool:
+        """True when there is a manifest, so something to resume from."""
+        return (self.path / "manifest.json").exists()
+
+    def latest_step(self) -> int:
+        """Updates done in the latest checkpoint; there must be one."""
+        manifest = self._manifest()
+        return manifest["files"][manifest["latest"]]["step"]
+
+    def _manifest(self) -> dict[str, Any] | None:
+        path = self.path / "manifest.json"
+        if not path.exists():
+            return None
+        try:
+            manifest = json.loads(path.read_text())
+            version = manifest["version"]
+            manifest["files"], manifest["latest"], manifest["best"]
+        except (ValueError, KeyError, OSError) as error:
+            raise UserError(
+                f"the manifest cannot be read: {error}", str(path), "give the checkpoint file itself to --checkpoint"
+            ) from None
+        if version > VERSION:
+            raise UserError(
+                f"checkpoints of version {version}, this program reads up to {VERSION}", str(path), "upgrade xla_b2t"
+            )
+        return manifest
+
+
+def load_file(path: str | Path) -> Checkpoint:
+    """Reads one checkpoint file.
+
+    Raises:
+        UserError: missing, damaged, not ours, or of a newer version.
+    """
+    path = Path(path)
+    try:
+        values = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise UserError(f"{path.name} cannot be read: {error.strerror}", str(path), "check the path") from None
+    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        raise UserError(f"{path.name} is not a whole checkpoint: {error}", str(path), "use another") from None
+    if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
+        raise UserError(f"{path.name} is not a checkpoint of xla_b2t", str(path), "give a file of checkpoints/")
+    version = values.pop("version")
+    if version > VERSION:
+        raise UserError(
+            f"checkpoint version {version}, this program reads up to {VERSION}", str(path), "upgrade xla_b2t"
+        )
+    values["state"] = TrainState(**values["state"])
+    values["sessions"] = tuple(values["sessions"])
+    return Checkpoint(**values)
+
+
+def _write(path: Path, values: dict[str, Any]) -> str:
+    partial = path.with_name(path.name + ".partial")
+    with open(partial, "wb") as file:
+        torch.save(values, file)
+        file.flush()
+        os.fsync(file.fileno())
+    digest = _digest(partial)
+    os.replace(partial, path)
+    return digest
+
+
+def _replace(path: Path, content: bytes) -> None:
+    partial = path.with_name(path.name + ".partial")
+    with open(partial, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest_310(file)
+
+
+def _digest_310(file: Any) -> str:
+    digest = hashlib.sha256()
+    while block := file.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()

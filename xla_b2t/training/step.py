@@ -1,0 +1,212 @@
+"""The training step: forward, loss, gradients, reduction, clipping, update, with shapes that never depend on data.
+
+In: batches on the core. Out: nothing but a changed state; the loss is summed on the core and read when it is asked
+for. Where the reduction is a part of the graph and nothing is accumulated, an update is one graph for each bucket.
+Otherwise a micro-step is one graph for each bucket, and applying is one more for all. No graph depends on how many
+micro-steps there are.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from xla_b2t.config import Config
+from xla_b2t.errors import UserError
+from xla_b2t.models.augment import augment, smooth
+from xla_b2t.models.ctc import ctc_loss
+from xla_b2t.models.dtypes import DTYPES
+from xla_b2t.training import optimizer
+from xla_b2t.xla.compile_guard import CompileGuard
+from xla_b2t.xla.device import device, set_noise, sync, to_device, to_host
+from xla_b2t.xla.feed import DeviceBatch
+from xla_b2t.xla.world import World
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """What a checkpoint keeps of the step, as CPU tensors; the keys are the names of the model's parameters.
+
+    Attributes:
+        weights: float32 masters.
+        moment1, moment2: float32, the optimizer's running moments.
+        buffers: the model's buffers, in the dtype of the model where they are floating point.
+    """
+
+    weights: dict[str, torch.Tensor]
+    moment1: dict[str, torch.Tensor]
+    moment2: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over all ranks since they were last started anew."""
+
+    loss: float
+    trials: float
+    gradient_norm: float
+    updates: float
+
+    @property
+    def mean_loss(self) -> float:
+        """Mean loss of a trial, in nats."""
+        return self.loss / max(self.trials, 1.0)
+
+    @property
+    def mean_norm(self) -> float:
+        """Mean global norm of the gradient, before clipping."""
+        return self.gradient_norm / max(self.updates, 1.0)
+
+
+class TrainStep:
+    """One rank's training state on its core, and the step that changes it.
+
+    All of the state is on the core when the constructor returns: nothing is left for the first step to make, so that
+    the second finds the same graph.
+
+    Args:
+        model: a decoder with float32 weights on the CPU, the same on every rank; it is moved to the core.
+        config: the run's configuration.
+        world: this rank among the others.
+        guard: watches what compiles.
+        state: the state to go on from; None begins with the model's weights.
+    """
+
+    def __init__(
+        self, model: nn.Module, config: Config, world: World, guard: CompileGuard, state: TrainState | None = None
+    ):
+        self.model = model
+        self._config = config
+        self._world = world
+        self._guard = guard
+        self._slots = _place(model, config, state)
+        accumulated = [slot.master.shape for slot in self._slots] + [(2,)] if config.train.accumulation > 1 else []
+        self._accumulated = to_device([torch.zeros(shape) for shape in accumulated])
+        (self._totals,) = to_device([torch.zeros(4)])
+        self._keep_totals = False
+        sync(wait=True)
+
+    def run(self, step: int, bucket: int, batches: Iterator[DeviceBatch]) -> None:
+        """One update.
+
+        Args:
+            step: the update's number, from 0.
+            bucket: index of the bucket that the update's batches have, for the guard.
+            batches: the feed; one batch is taken for every micro-step.
+
+        Raises:
+            UserError: the step compiled again, left the core, or does not reach a parameter.
+        """
+        values = optimizer.controls(step, self._keep_totals, self._config.optimizer)
+        self._keep_totals = True
+        (controls_N,) = to_device([torch.from_numpy(values)])
+        is_split = self._config.train.accumulation > 1 or not self._world.reduces_in_graph
+        pending: list[torch.Tensor] = []
+        self.model.train()
+        for micro_step in range(self._config.train.accumulation):
+            batch = next(batches)
+            set_noise(self._config.run.seed, self._world.rank, step, micro_step)
+            with self._guard.watch("train", bucket, f"features {tuple(batch.features_BTC.shape)}"):
+                pending = self._backward(batch)
+                if not is_split:
+                    self._apply(pending, controls_N)
+                sync()
+        if is_split:
+            with self._guard.watch("apply", -1, "every parameter"):
+                self._apply(pending, controls_N)
+                sync()
+
+    def totals(self) -> Totals:
+        """Reads the running totals, which waits for the core, and starts them anew with the next update."""
+        self._keep_totals = False
+        return Totals(*to_host([self._totals])[0].tolist())
+
+    def state(self) -> TrainState:
+        """Copies the state to the host, which waits for the core."""
+        names = [slot.name for slot in self._slots]
+        buffers = dict(self.model.named_buffers())
+        host = to_host(
+            [slot.master for slot in self._slots]
+            + [slot.moment1 for slot in self._slots]
+            + [slot.moment2 for slot in self._slots]
+            + list(buffers.values())
+        )
+        parts = [dict(zip(names, host[i * len(names) : (i + 1) * len(names)], strict=True)) for i in range(3)]
+        return TrainState(*parts, buffers=dict(zip(buffers, host[3 * len(names) :], strict=True)))
+
+    def _backward(self, batch: DeviceBatch) -> list[torch.Tensor]:
+        """Gradients of the summed loss in float32, in the order of the slots, and last the (loss, trials) sums."""
+        loss = self._loss(batch)
+        loss.backward()
+        gradients = []
+        for slot in self._slots:
+            if slot.parameter.grad is None:
+                raise UserError(
+                    f"the loss does not depend on the parameter {slot.name}",
+                    f"model: {slot.name}",
+                    "use it in forward, or set requires_grad=False on it",
+                )
+            gradients.append(slot.parameter.grad.float())
+            slot.parameter.grad = None
+        sums = torch.stack([loss.detach(), batch.valid_B.sum(dtype=torch.float32)])
+        if not self._accumulated:
+            return [*gradients, sums]
+        for total, part in zip(self._accumulated, [*gradients, sums], strict=True):
+            total.add_(part)
+        return self._accumulated
+
+    def _loss(self, batch: DeviceBatch) -> torch.Tensor:
+        settings = self._config.augment
+        features_BTC, input_bins_B = augment(
+            batch.features_BTC.to(DTYPES[self._config.model.dtype]),
+            batch.input_bins_B,
+            batch.required_steps_B,
+            settings,
+            self.model.output_steps,
+        )
+        features_BTC = smooth(features_BTC, settings.smooth_sigma_bins)
+        output = self.model(features_BTC, input_bins_B, batch.days_B)
+        loss_B = ctc_loss(output.logits_BPK, batch.labels_BL, output.steps_B, batch.label_lengths_B)
+        if output.auxiliary_loss_B is not None:
+            loss_B = loss_B + output.auxiliary_loss_B.float()
+        return torch.where(batch.valid_B, loss_B, torch.zeros_like(loss_B)).sum()
+
+    @torch.no_grad()
+    def _apply(self, pending: list[torch.Tensor], controls_N: torch.Tensor) -> None:
+        *gradients, sums = self._world.all_reduce(pending)
+        scale = 1.0 / torch.clamp(sums[1], min=1.0)
+        gradients = [gradient * scale for gradient in gradients]
+        norm, factor = optimizer.clip_factor(gradients, self._config.optimizer.clip_norm)
+        optimizer.update(self._slots, [gradient * factor for gradient in gradients], controls_N, self._config.optimizer)
+        news = torch.stack([sums[0], sums[1], norm, torch.ones_like(norm)])
+        self._totals.mul_(controls_N[optimizer.KEEP_TOTALS]).add_(news)
+        for total in self._accumulated:
+            total.zero_()
+
+
+def place_weights(model: nn.Module, dtype: torch.dtype, state: TrainState) -> None:
+    """Moves a CPU model onto the core in `dtype`, with the weights and buffers of a state."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(state.weights[name])
+        for name, buffer in model.named_buffers():
+            buffer.copy_(state.buffers[name])
+    model.to(dtype).to(device())
+
+
+def _place(model: nn.Module, config: Config, state: TrainState | None) -> list[optimizer.Slot]:
+    """Moves the model onto the core in its dtype; masters are the weights themselves, not their rounding."""
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if state is None:
+        weights = {name: parameter.detach().float().clone() for name, parameter in trained.items()}
+        zeros = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+        state = TrainState(weights, zeros, zeros, {name: buffer.clone() for name, buffer in model.named_buffers()})
+    place_weights(model, DTYPES[config.model.dtype], state)
+    placed = dict(model.named_parameters())
+    columns = [to_device([column[name] for name in trained]) for column in (state.weights, state.moment1, state.moment2)]
+    return [
+        optimizer.Slot(name, optimizer.kind_of(name, config.optimizer), placed[name], *tensors)
+        for name, *tensors in zip(trained, *columns, strict=True)
+    ]
