@@ -7,14 +7,24 @@ The defaults are the published recipe for a participant of the public data set; 
 import difflib
 import re
 from collections.abc import Sequence
+from datetime import date, time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import tomli
 import tomli_w
+from msgspec import Meta, inspect
 
 from xla_b2t.errors import UserError
+
+LARGEST = 1e30
+"""Above every number that could be meant; TOML can say inf."""
+AtLeastOne = Annotated[int, Meta(ge=1)]
+ZeroOrMore = Annotated[int, Meta(ge=0)]
+NotNegative = Annotated[float, Meta(ge=0, lt=LARGEST)]
+Positive = Annotated[float, Meta(gt=0, lt=LARGEST)]
+BelowOne = Annotated[float, Meta(ge=0, lt=1)]
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -25,8 +35,8 @@ class RunConfig(Record):
     """Where a run lives and what makes it repeatable."""
 
     dir: str = "runs/latest"
-    seed: int = 0
-    cores: int = 0
+    seed: ZeroOrMore = 0
+    cores: ZeroOrMore = 0
     """Ranks to train on; 0 takes every core of a TPU, and one rank on a CPU."""
 
 
@@ -36,9 +46,9 @@ class DataConfig(Record):
     dir: str = "groups"
     recipe: Literal["epochs", "days"] = "epochs"
     """`epochs`: each group once an epoch. `days`: the published recipe, distinct days drawn with replacement."""
-    days_per_batch: int = 4
+    days_per_batch: AtLeastOne = 4
     """Distinct days in one update under the recipe `days`."""
-    prefetch_batches: int = 2
+    prefetch_batches: ZeroOrMore = 2
     """Batches kept ready on the host and, as many again, on the core."""
 
 
@@ -59,21 +69,21 @@ class AugmentConfig(Record):
     Units: z-scored features and bins.
     """
 
-    white_noise_std: float = 1.0
-    constant_offset_std: float = 0.2
-    start_shift_bins: int = 2
+    white_noise_std: NotNegative = 1.0
+    constant_offset_std: NotNegative = 0.2
+    start_shift_bins: ZeroOrMore = 2
     """The largest number of bins dropped from a trial's start; each trial draws 0 to this many."""
-    smooth_sigma_bins: float = 2.0
+    smooth_sigma_bins: NotNegative = 2.0
     """Width of the Gaussian smoothing over time; 0 is none. It is applied in evaluation too."""
 
 
 class RateConfig(Record):
     """A learning rate: linear warm-up from 0 to `peak`, cosine down to `final` at `decay_steps`."""
 
-    peak: float = 5e-3
-    final: float = 1e-4
-    warmup_steps: int = 1000
-    decay_steps: int = 120_000
+    peak: NotNegative = 5e-3
+    final: NotNegative = 1e-4
+    warmup_steps: ZeroOrMore = 1000
+    decay_steps: AtLeastOne = 120_000
 
 
 class OptimizerConfig(Record):
@@ -81,41 +91,51 @@ class OptimizerConfig(Record):
 
     rate: RateConfig = RateConfig()
     day_rate: RateConfig = RateConfig()
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 0.1
-    weight_decay: float = 1e-3
-    day_weight_decay: float = 0.0
-    bias_weight_decay: float = 0.0
+    beta1: BelowOne = 0.9
+    beta2: BelowOne = 0.999
+    eps: Positive = 0.1
+    weight_decay: NotNegative = 1e-3
+    day_weight_decay: NotNegative = 0.0
+    bias_weight_decay: NotNegative = 0.0
     day_pattern: str = r"(^|\.)day_"
     """Parameters whose name this expression finds are day layers."""
     bias_pattern: str = r"(^|\.|_)bias"
     """Parameters whose name this expression finds are biases, unless they are day layers."""
-    clip_norm: float = 10.0
+    clip_norm: NotNegative = 10.0
     """Largest global norm of the gradient; 0 leaves it as it is."""
+
+    def __post_init__(self):
+        for key, pattern in (("day_pattern", self.day_pattern), ("bias_pattern", self.bias_pattern)):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{key} = {pattern!r} is not a regular expression: {error}") from None
 
 
 class TrainConfig(Record):
     """How long, and how much at a time."""
 
-    steps: int = 120_000
-    batch_size: int = 0
-    """Trials a core and micro-step, a multiple of the group size; 0 follows from `global_batch`."""
-    global_batch: int = 64
+    steps: AtLeastOne = 120_000
+    batch_size: ZeroOrMore = 0
+    """Trials a core and micro-step, a multiple of the group size; 0 follows from `global_batch`.
+
+    Of the two, a file or an override that gives one alone means that one: the other becomes 0.
+    """
+    global_batch: ZeroOrMore = 64
     """Trials an update over all cores; 0 follows from `batch_size`."""
-    accumulation: int = 1
+    accumulation: AtLeastOne = 1
     """Micro-steps an update."""
-    log_every: int = 20
+    log_every: AtLeastOne = 20
     """Updates between two readings of the loss."""
-    checkpoint_every: int = 1000
+    checkpoint_every: AtLeastOne = 1000
 
 
 class ValidationConfig(Record):
     """When the held-out split is decoded."""
 
-    every: int = 2000
+    every: AtLeastOne = 2000
     split: str = "val"
-    batch_size: int = 0
+    batch_size: ZeroOrMore = 0
     """Trials a core and step; 0 is the training batch size."""
 
 
@@ -141,29 +161,36 @@ def load(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
     Raises:
         UserError: no such file, not TOML, an unknown key, a value of the wrong type or out of range.
     """
-    tree: dict[str, Any] = {}
-    where = "defaults"
-    if path is not None:
-        where = str(path)
-        try:
-            tree = tomli.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UserError(
-                f"the configuration cannot be read: {error.strerror}", where, "give --config a TOML file, or none"
-            ) from None
-        except (tomli.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise UserError(f"this is not TOML: {error}", where, "correct the line that is named") from None
+    tree = {} if path is None else _read(path)
+    decode(Config, tree, str(path))
+    _keep_one_batch(tree, tree)
+    given: dict[str, Any] = {}
     for override in overrides:
-        _set(tree, override)
-        where = (
-            f"{path or 'defaults'} with --set {override}" if len(overrides) == 1 else f"{path or 'defaults'} with --set"
-        )
-    return decode(Config, tree, where)
+        # One at a time, so that a mistake is blamed on the override that made it.
+        _override(tree, given, override)
+    _keep_one_batch(tree, given)
+    return decode(Config, tree, "--set")
 
 
 def dumps(config: Config) -> str:
     """The configuration as TOML; `load` reads it back equal."""
     return tomli_w.dumps(msgspec.to_builtins(config))
+
+
+def loads(text: str, where: str) -> Config:
+    """Reads what `dumps` wrote, such as the configuration kept in a checkpoint.
+
+    Args:
+        text: TOML.
+        where: the file it is from, for errors.
+
+    Raises:
+        UserError: as `load`.
+    """
+    try:
+        return decode(Config, tomli.loads(text), where)
+    except tomli.TOMLDecodeError as error:
+        raise UserError(f"the configuration kept here is not TOML: {error}", where, "use another file") from None
 
 
 def decode(record: type, tree: dict[str, Any], where: str, prefix: str = "") -> Any:
@@ -176,18 +203,69 @@ def decode(record: type, tree: dict[str, Any], where: str, prefix: str = "") -> 
         prefix: dotted name of the table that `tree` is, for errors.
 
     Raises:
-        UserError: names the file, the key, what was found, and the nearest right key.
+        UserError: names the file, the key, what was found, what was expected, and the nearest right key.
     """
     _refuse_unknown(record, tree, where, prefix)
     try:
         return msgspec.convert(tree, record)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
-        key = ".".join(part for part in (prefix, path.strip("`").lstrip(".")) if part)
-        found = _look_up(tree, path.strip("`").lstrip("."))
+        parts = re.findall(r"[^.\[\]`]+", path)
+        key = ".".join(part for part in (prefix, *parts) if part)
+        found = _find(tree, parts)
+        expected, example, near = _expectation(record, parts, found)
         raise UserError(
-            f"{message}; found {found!r}", f"{where}: {key}", f"give {key} a value of the type that was expected"
+            f"{key} is {found!r}, expected {expected}" if expected else message,
+            f"{where}: {key}",
+            near or (f"for example {key} = {example}" if example else "correct what is named"),
         ) from None
+
+
+def _read(path: str | Path) -> dict[str, Any]:
+    try:
+        return tomli.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(
+            f"the configuration cannot be read: {error.strerror}", str(path), "give --config a TOML file, or none"
+        ) from None
+    except (tomli.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"this is not TOML: {error}", str(path), "correct the line that is named") from None
+
+
+def _override(tree: dict[str, Any], given: dict[str, Any], override: str) -> None:
+    """Puts one `key=value` into both trees and checks the first."""
+    where = f"--set {override}"
+    key, equals, text = override.partition("=")
+    parts = [part.strip() for part in key.split(".")]
+    if not equals or not all(parts):
+        raise UserError(f"{override!r} is not key=value", where, "write it as --set train.steps=100")
+    text = text.strip()
+    try:
+        value = tomli.loads(f"value = {text}")["value"]
+    except tomli.TOMLDecodeError:
+        value = text
+    if isinstance(value, date | time):
+        value = text  # a folder may be called 2023-08-11
+    _put(tree, parts, value, where)
+    _put(given, parts, value, where)
+    decode(Config, tree, where)
+
+
+def _put(tree: dict[str, Any], parts: Sequence[str], value: Any, where: str) -> None:
+    for part in parts[:-1]:
+        tree = tree.setdefault(part, {})
+        if not isinstance(tree, dict):
+            raise UserError(f"{part} is a value, not a table", where, "see the keys in the run's config.toml")
+    tree[parts[-1]] = value
+
+
+def _keep_one_batch(tree: dict[str, Any], given: dict[str, Any]) -> None:
+    """Where one of the two batch sizes was given alone, the other, given earlier or by default, follows from it."""
+    sizes = {key: given.get("train", {}).get(key, 0) for key in ("batch_size", "global_batch")}
+    named = [key for key, size in sizes.items() if size]
+    if len(named) == 1:
+        (follower,) = sizes.keys() - named
+        tree["train"][follower] = 0
 
 
 def _refuse_unknown(record: type, tree: Any, where: str, prefix: str) -> None:
@@ -205,23 +283,37 @@ def _refuse_unknown(record: type, tree: Any, where: str, prefix: str) -> None:
         raise UserError(f"unknown key {name}", f"{where}: {name}", fix)
 
 
-def _look_up(tree: Any, dotted: str) -> Any:
-    for part in re.findall(r"[^.\[\]]+", dotted):
+def _find(tree: Any, parts: Sequence[str]) -> Any:
+    for part in parts:
         tree = tree[part] if isinstance(tree, dict) and part in tree else tree
     return tree
 
 
-def _set(tree: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    parts = key.strip().split(".")
-    if not equals or not all(parts):
-        raise UserError(f"{override!r} is not key=value", f"--set {override}", "write it as --set train.steps=100")
-    try:
-        value = tomli.loads(f"value = {text.strip()}")["value"]
-    except tomli.TOMLDecodeError:
-        value = text.strip()
-    for part in parts[:-1]:
-        tree = tree.setdefault(part, {})
-        if not isinstance(tree, dict):
-            raise UserError(f"{part} is a value, not a table", f"--set {override}", "see the keys in configs/")
-    tree[parts[-1]] = value
+def _expectation(record: type, parts: Sequence[str], found: Any) -> tuple[str, str, str]:
+    """What the key may hold in words, its default as TOML, and a nearby right value; each "" when there is none."""
+    kind, default = inspect.type_info(record), None
+    for part in parts:
+        fields = {field.name: field for field in getattr(kind, "fields", ())}
+        if part not in fields:
+            return "", "", ""
+        kind, default = fields[part].type, fields[part].default
+    example = ""
+    if isinstance(default, str | int | float):
+        example = tomli_w.dumps({"value": default}).removeprefix("value = ").strip()
+    near = ""
+    if isinstance(kind, inspect.LiteralType):
+        matches = difflib.get_close_matches(str(found), kind.values, n=1, cutoff=0.4)
+        near = f'did you mean "{matches[0]}"?' if matches else ""
+    return _in_words(kind, found), example, near
+
+
+def _in_words(kind: inspect.Type, found: Any) -> str:
+    if isinstance(kind, inspect.LiteralType):
+        return "one of " + ", ".join(f'"{value}"' for value in kind.values)
+    if isinstance(kind, inspect.IntType | inspect.FloatType):
+        bounds = [(">=", kind.ge), (">", kind.gt), ("<=", kind.le), ("<", kind.lt)]
+        stated = " and ".join(f"{sign} {bound}" for sign, bound in bounds if bound not in (None, LARGEST))
+        return f"{'an integer' if isinstance(kind, inspect.IntType) else 'a number'} {stated}".strip()
+    if isinstance(kind, inspect.StructType | inspect.DictType):
+        return "" if isinstance(found, dict) else "a table of keys"
+    return {inspect.StrType: "a string", inspect.BoolType: "true or false"}.get(type(kind), "")
