@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from xla_b2t.config import Config, Record, decode, dumps, load
+from xla_b2t.config import Config, Record, decode, dumps, load, loads
 from xla_b2t.errors import UserError
 
 
@@ -35,6 +35,23 @@ def test_dumps_loaded_again_is_equal(tmp_path):
         None, ["model.options.hidden=64", 'model.options.note="x"', "optimizer.rate.peak=0.25", "run.dir=runs/a b"]
     )
     assert load(write(tmp_path, dumps(config))) == config
+    assert loads(dumps(config), "best.pt") == config
+
+
+def test_loads_unknown_key_names_the_place_it_comes_from():
+    with pytest.raises(UserError) as caught:
+        loads("[train]\nfuture = 1\n", "runs/demo/checkpoints/best.pt")
+    assert caught.value.what == "unknown key train.future"
+    assert caught.value.where == "runs/demo/checkpoints/best.pt: train.future"
+    assert caught.value.fix.startswith("the keys here are accumulation, batch_size")
+
+
+def test_load_binary_file_is_refused(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_bytes(b"\xff\xfe")
+    error = refusal(path)
+    assert error.what.startswith("this is not TOML: 'utf-8' codec can't decode byte 0xff")
+    assert (error.where, error.fix) == (str(path), "save it as UTF-8")
 
 
 def test_load_missing_file_says_what_where_and_fix(tmp_path):
