@@ -46,12 +46,19 @@ def test_loads_unknown_key_names_the_place_it_comes_from():
     assert caught.value.fix.startswith("the keys here are accumulation, batch_size")
 
 
+def test_loads_broken_text_names_the_place_it_comes_from():
+    with pytest.raises(UserError) as caught:
+        loads("[train", "best.pt")
+    assert caught.value.what.startswith("the configuration kept here is not TOML: ")
+    assert (caught.value.where, caught.value.fix) == ("best.pt", "use another file")
+
+
 def test_load_binary_file_is_refused(tmp_path):
     path = tmp_path / "run.toml"
     path.write_bytes(b"\xff\xfe")
     error = refusal(path)
     assert error.what.startswith("this is not TOML: 'utf-8' codec can't decode byte 0xff")
-    assert (error.where, error.fix) == (str(path), "save it as UTF-8")
+    assert (error.where, error.fix) == (str(path), "correct the line that is named")
 
 
 def test_load_missing_file_says_what_where_and_fix(tmp_path):

@@ -1,7 +1,7 @@
 """The live display of a run in a terminal: a bar, and below it the curves of loss and phoneme error rate.
 
 In: a `Meter` that the loop keeps up to date. Out: two lines at the bottom of the terminal, redrawn a few times a second
-by a thread of rich, so that time goes on while a step compiles. What the numbers are is left to `progress.py`.
+by a thread of rich, so that time goes on while a step compiles. What the numbers are is left to `meter.py`.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from xla_b2t.training.progress import Meter
+from xla_b2t.training.meter import Meter
 
 FRAMES_PER_SECOND = 4
 LABEL_WIDTH = 9
