@@ -201,12 +201,13 @@ def _cpu_rank(target: Target, args: tuple, rank: int, num_ranks: int, meeting_pl
             target(Alone("cpu"), *args)
             return
         # A file, and not a port, is where the ranks meet: nothing to be free, nothing to race for.
-        dist.init_process_group("gloo", init_method=f"file://{meeting_place}/ranks", rank=rank, world_size=num_ranks)
-        try:
-            target(Gloo(), *args)
-            dist.barrier()  # a rank that leaves early would look like a failure to one that still reduces
-        finally:
-            dist.destroy_process_group()
+        with _silent_stdout():
+            dist.init_process_group("gloo", init_method=f"file://{meeting_place}/ranks", rank=rank, world_size=num_ranks)
+        target(Gloo(), *args)
+        # A rank that leaves early would look like a failure to one that still reduces. After an error nothing is
+        # closed: the others would notice, and report, before this rank has said what happened.
+        dist.barrier()
+        dist.destroy_process_group()
 
 
 def _tpu_host(target: Target, args: tuple, num_ranks: int, crash_dir: str) -> None:
@@ -230,6 +231,7 @@ def _settle(own_group: bool = True) -> None:
     """Leaves the terminal's signals to the parent, and follows the parent when it dies."""
     if own_group:
         os.setsid()
+    os.dup2(2, 1)  # stdout carries the result of the command, which is the parent's to print
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -256,7 +258,9 @@ def _reporting(rank: int, crash_dir: str) -> Iterator[None]:
 def _write_report(rank: int, crash_dir: Path, error: BaseException) -> None:
     now = time.time()
     text = "".join(traceback.format_exception(error))
-    if not isinstance(error, UserError):
+    if "gloo/transport" in str(error):  # the consequence of what another rank reports
+        sys.stderr.write(f"rank {rank}: lost the connection to another rank\n")
+    elif not isinstance(error, UserError):
         sys.stderr.write(f"rank {rank}:\n{text}")
     crash_dir.mkdir(parents=True, exist_ok=True)
     (crash_dir / f"rank-{rank}.txt").write_text(f"rank {rank}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n{text}")
@@ -268,6 +272,19 @@ def _write_report(rank: int, crash_dir: Path, error: BaseException) -> None:
     }
     (crash_dir / f".rank-{rank}").write_text(json.dumps(report))
     os.replace(crash_dir / f".rank-{rank}", crash_dir / f"rank-{rank}.json")
+
+
+@contextmanager
+def _silent_stdout() -> Iterator[None]:
+    """gloo greets on stdout, from C++, once for every rank."""
+    kept = os.dup(1)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _loopback() -> str:

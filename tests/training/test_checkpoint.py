@@ -1,0 +1,141 @@
+"""Checkpoints are whole or passed over, and load without torch_xla."""
+
+import dataclasses
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from xla_b2t.errors import UserError
+from xla_b2t.training.checkpoint import Checkpoint, CheckpointFolder, load_file
+from xla_b2t.training.step import TrainState
+
+
+def make(step, val_per=None):
+    weights = {"w": torch.full((3, 2), float(step))}
+    state = TrainState(weights, {"w": torch.zeros(3, 2)}, {"w": torch.ones(3, 2)}, {"b": torch.ones(2).bfloat16()})
+    return Checkpoint(step, state, "[run]\nseed = 1\n", ("day 1", "day 2"), 16, 41, val_per, val_per, {"val_per": val_per})
+
+
+def test_save_then_load_gives_the_same(tmp_path):
+    path = CheckpointFolder(tmp_path).save(make(7, 0.5), is_best=True)
+    found = load_file(path)
+    expected = make(7, 0.5)
+    for field in dataclasses.fields(Checkpoint):
+        if field.name != "state":
+            assert getattr(found, field.name) == getattr(expected, field.name)
+    for part in ("weights", "moment1", "moment2", "buffers"):
+        torch.testing.assert_close(getattr(found.state, part), getattr(expected.state, part), rtol=0, atol=0)
+
+
+def test_save_many_keeps_two_latest_and_best(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    for step in (1, 2, 3, 4, 5):
+        folder.save(make(step, 0.1 * step), is_best=step == 2)
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == ["manifest.json", "step-00000002.pt", "step-00000004.pt", "step-00000005.pt"]
+    assert folder.find("latest").name == "step-00000005.pt"
+    assert folder.find("best").name == "step-00000002.pt"
+    assert folder.latest_step() == 5
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
+def test_find_latest_that_is_damaged_falls_back_with_warning(tmp_path, caplog, damage):
+    folder = CheckpointFolder(tmp_path)
+    folder.save(make(1), is_best=False)
+    path = folder.save(make(2), is_best=False)
+    content = bytearray(path.read_bytes())
+    if damage == "remove":
+        path.unlink()
+    else:
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content[: len(content) // 2] if damage == "truncate" else content)
+    with caplog.at_level(logging.WARNING):
+        assert folder.find("latest").name == "step-00000001.pt"
+    assert "step-00000002.pt is damaged or missing" in caplog.text
+
+
+def test_find_when_all_are_damaged_says_so(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    folder.save(make(1), is_best=False).write_bytes(b"")
+    with pytest.raises(UserError) as caught:
+        folder.find("latest")
+    assert "no checkpoint is whole: step-00000001.pt" in caught.value.what
+    assert caught.value.where.endswith("checkpoints")
+    assert "train anew" in caught.value.fix
+
+
+def test_find_without_checkpoint_says_to_train(tmp_path):
+    with pytest.raises(UserError) as caught:
+        CheckpointFolder(tmp_path).find("best")
+    assert "no checkpoint yet" in caught.value.what and "train first" in caught.value.fix
+
+
+def test_load_file_that_is_foreign_is_refused(tmp_path):
+    torch.save({"model": torch.zeros(2)}, tmp_path / "other.pt")
+    with pytest.raises(UserError, match="not a checkpoint of xla_b2t"):
+        load_file(tmp_path / "other.pt")
+    (tmp_path / "text.pt").write_text("hello")
+    with pytest.raises(UserError, match=r"text\.pt is not a whole checkpoint"):
+        load_file(tmp_path / "text.pt")
+    with pytest.raises(UserError, match="No such file"):
+        load_file(tmp_path / "missing.pt")
+
+
+def test_load_file_of_newer_version_asks_to_upgrade(tmp_path):
+    path = CheckpointFolder(tmp_path).save(make(1), is_best=False)
+    values = torch.load(path, weights_only=True)
+    torch.save({**values, "version": 2}, path)
+    with pytest.raises(UserError) as caught:
+        load_file(path)
+    assert "checkpoint version 2, this program reads up to 1" in caught.value.what
+    assert caught.value.fix == "upgrade xla_b2t"
+
+
+def test_manifest_that_is_broken_is_refused_and_files_stay(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    path = folder.save(make(1), is_best=False)
+    (tmp_path / "checkpoints" / "manifest.json").write_text("{")
+    with pytest.raises(UserError, match="manifest cannot be read"):
+        folder.save(make(2), is_best=False)
+    assert path.exists()
+
+
+def test_save_that_fails_keeps_what_was_there(tmp_path, monkeypatch):
+    folder = CheckpointFolder(tmp_path)
+    folder.save(make(1), is_best=False)
+    before = (tmp_path / "checkpoints" / "manifest.json").read_bytes()
+
+    def full_disk(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full_disk)
+    with pytest.raises(UserError) as caught:
+        folder.save(make(2), is_best=True)
+    assert "No space left on device" in caught.value.what and "free some space" in caught.value.fix
+    monkeypatch.undo()
+    assert (tmp_path / "checkpoints" / "manifest.json").read_bytes() == before
+    assert folder.find("latest").name == "step-00000001.pt"
+    folder.save(make(3), is_best=False)
+    assert not list((tmp_path / "checkpoints").glob("*.partial"))
+
+
+def test_checkpoint_loads_without_torch_xla(tmp_path):
+    path = CheckpointFolder(tmp_path).save(make(3), is_best=False)
+    code = (
+        "import sys, torch; values = torch.load(sys.argv[1], weights_only=True); "
+        "print(values['step'], values['state']['weights']['w'].device, 'torch_xla' in sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == ["3", "cpu", "False"]
+
+
+def test_manifest_names_hash_of_every_file(tmp_path):
+    CheckpointFolder(tmp_path).save(make(3, 0.25), is_best=True)
+    manifest = json.loads((tmp_path / "checkpoints" / "manifest.json").read_text())
+    entry = manifest["files"]["step-00000003.pt"]
+    assert (manifest["version"], manifest["latest"], manifest["best"]) == (1, "step-00000003.pt", "step-00000003.pt")
+    assert len(entry["sha256"]) == 64 and entry["val_per"] == 0.25
