@@ -1,0 +1,93 @@
+"""Makes the decoder that a configuration names, ours or the user's own.
+
+In: `[model]` of the configuration and the sizes of the data. Out: an `nn.Module` with float32 weights on the default device
+(`torch.device("meta")` as a context gives it no memory). Dtype and device are the trainer's affair.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from xla_b2t.config import ModelConfig, decode
+from xla_b2t.errors import UserError
+from xla_b2t.models.gru_decoder import GruDecoder, GruDecoderOptions
+from xla_b2t.models.protocol import Sizes
+
+
+def build_model(config: ModelConfig, sizes: Sizes) -> nn.Module:
+    """The model, freshly initialised.
+
+    Args:
+        config: `factory`, if given, is called as `function(sizes, options)`; else `name` is one of ours.
+        sizes: features, days and classes of the data.
+
+    Raises:
+        UserError: no such model, an option it does not know, or a factory that cannot be loaded or gives no `nn.Module`.
+    """
+    if config.factory:
+        return _build_users(config, sizes)
+    if config.name == "gru_decoder":
+        options = decode(GruDecoderOptions, config.options, "gru_decoder", "model.options")
+        _refuse(options)
+        return GruDecoder(sizes, options)
+    raise UserError(
+        f"there is no model {config.name!r}; known: gru_decoder", "model.name", "set model.name, or model.factory"
+    )
+
+
+def _refuse(options: GruDecoderOptions) -> None:
+    for name in ("patch_bins", "patch_stride", "hidden", "layers"):
+        value = getattr(options, name)
+        if value < 1:
+            raise UserError(f"{name} is {value}, at least 1 is needed", f"model.options.{name}", f"raise {name}")
+    for name in ("dropout", "input_dropout"):
+        value = getattr(options, name)
+        if not 0 <= value <= 0.99:
+            raise UserError(
+                f"{name} is {value}, a probability from 0 to 0.99 is needed", f"model.options.{name}", f"change {name}"
+            )
+
+
+def _build_users(config: ModelConfig, sizes: Sizes) -> nn.Module:
+    function = _load(config.factory)
+    model = function(sizes, dict(config.options))
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"the factory returned {type(model).__name__}, a torch.nn.Module is needed",
+            config.factory,
+            "return the model from the function",
+        )
+    for name in ("forward", "output_steps"):
+        if not callable(getattr(model, name, None)):
+            raise UserError(
+                f"the model {type(model).__name__} has no method {name}",
+                config.factory,
+                f"add {name} as xla_b2t/models/protocol.py describes it",
+            )
+    return model
+
+
+def _load(factory: str) -> Callable[[Sizes, dict[str, Any]], Any]:
+    path, colon, name = factory.rpartition(":")
+    if not colon or not path or not name:
+        raise UserError(
+            f"{factory!r} is not file.py:function", "model.factory", 'write factory = "path/to/my_model.py:build"'
+        )
+    file = Path(path)
+    if not file.is_file():
+        raise UserError(f"there is no file {path}", f"model.factory: {factory}", "give the path of an existing file")
+    spec = importlib.util.spec_from_file_location(f"xla_b2t_user_model_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{path} is not a Python file", f"model.factory: {factory}", "name a file that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (ImportError, SyntaxError) as error:
+        raise UserError(f"the file cannot be imported: {error}", str(file), "correct the file") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UserError(f"there is no function {name} in it", str(file), f"define {name}(sizes, options)")
+    return function
