@@ -93,41 +93,58 @@ def run(target: Target, args: tuple[Any, ...], machine: Machine, num_ranks: int,
 
 def _watch(processes: list[BaseProcess], crash_dir: Path) -> None:
     running = dict(enumerate(processes))
+    failing_since = None
     while running:
         wait([process.sentinel for process in running.values()], timeout=_POLL_S)
-        dead = {rank: process for rank, process in running.items() if process.exitcode is not None}
-        killed = {rank: process.exitcode for rank, process in dead.items() if process.exitcode < 0}
-        if killed:
-            rank, code = next(iter(killed.items()))
-            raise RankError(_how_killed(rank, -code, crash_dir))
-        if any(process.exitcode for process in dead.values()) or list(crash_dir.glob("rank-*.json")):
-            raise _first_failure(dead, crash_dir)
+        dead = {rank: process.exitcode for rank, process in running.items() if process.exitcode is not None}
+        reports = _read_reports(crash_dir)
+        failure = _failure(dead, reports, crash_dir)
+        if failure is not None:
+            raise failure
+        if reports:  # of ranks that lost another one: what happened to that one shows in a moment
+            failing_since = failing_since or time.monotonic()
+            if time.monotonic() - failing_since > _GRACE_S:
+                raise _as_error(reports[0], crash_dir)
+            time.sleep(_POLL_S)
+            continue
         for rank in dead:
             del running[rank]
 
 
-def _how_killed(rank: int, number: int, crash_dir: Path) -> str:
-    name = signal.Signals(number).name
+def _read_reports(crash_dir: Path) -> list[dict[str, Any]]:
+    """What ranks have written about their end, the earliest first."""
+    reports = [json.loads(path.read_text()) for path in crash_dir.glob("rank-*.json")]
+    return sorted(reports, key=lambda report: report["time"])
+
+
+def _failure(dead: dict[int, int], reports: list[dict[str, Any]], crash_dir: Path) -> Exception | None:
+    """The first thing that went wrong and is not the consequence of another, if it shows by now.
+
+    Args:
+        dead: exit code of each process that has ended.
+        reports: as `_read_reports` gives them.
+        crash_dir: where the tracebacks are.
+    """
+    causes = [report for report in reports if not report["is_consequence"]]
+    reported = {report["rank"] for report in reports}
+    for rank, code in dead.items():
+        if code < 0:
+            return RankError(_how_killed(rank, -code))
+        if code > 0 and rank not in reported:
+            return RankError(f"rank {rank} ended with exit code {code} and no report; the other ranks were ended")
+    return _as_error(causes[0], crash_dir) if causes else None
+
+
+def _how_killed(rank: int, number: int) -> str:
     why = " (probably the machine ran out of memory)" if number == signal.SIGKILL else ""
-    return f"rank {rank} was killed by {name}{why}; the other ranks were ended"
+    return f"rank {rank} was killed by {signal.Signals(number).name}{why}; the other ranks were ended"
 
 
-def _first_failure(dead: dict[int, BaseProcess], crash_dir: Path) -> Exception:
-    reports = []
-    for path in crash_dir.glob("rank-*.json"):
-        try:
-            reports.append(json.loads(path.read_text()))
-        except ValueError:
-            continue  # being written; the exit code of its rank brings us here again
-    if not reports:
-        codes = ", ".join(f"rank {rank}: exit code {process.exitcode}" for rank, process in dead.items())
-        return RankError(f"a rank ended without a report ({codes}); the other ranks were ended")
-    first = min(reports, key=lambda report: report["time"])
-    if first["user_error"] is not None:
-        return UserError(*first["user_error"])
-    return RankError(
-        f"rank {first['rank']} failed: {first['error']}\n  its traceback: {crash_dir / ('rank-%d.txt' % first['rank'])}"
-    )
+def _as_error(report: dict[str, Any], crash_dir: Path) -> Exception:
+    if report["user_error"] is not None:
+        return UserError(*report["user_error"])
+    traceback_path = crash_dir / f"rank-{report['rank']}.txt"
+    return RankError(f"rank {report['rank']} failed: {report['error']}\n  its traceback: {traceback_path}")
 
 
 def _end(processes: list[BaseProcess]) -> None:
@@ -211,7 +228,7 @@ def _cpu_rank(target: Target, args: tuple, rank: int, num_ranks: int, meeting_pl
 
 
 def _tpu_host(target: Target, args: tuple, num_ranks: int, crash_dir: str) -> None:
-    os.setsid()
+    _settle()
     import torch_xla.distributed.xla_multiprocessing as xmp
 
     xmp.spawn(_tpu_rank, args=(target, args, crash_dir), nprocs=1 if num_ranks == 1 else None)
@@ -235,12 +252,14 @@ def _settle(own_group: bool = True) -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_follow_parent, args=(os.getppid(),), daemon=True, name="follow-parent").start()
+    threading.Thread(target=_follow_parent, daemon=True, name="follow-parent").start()
 
 
-def _follow_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
+def _follow_parent() -> None:
+    # Not getppid: the parent of a process of the forkserver is the forkserver, which lives as long as a rank does.
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a rank is started by another process"
+    wait([parent.sentinel])
     os._exit(1)
 
 
@@ -258,7 +277,8 @@ def _reporting(rank: int, crash_dir: str) -> Iterator[None]:
 def _write_report(rank: int, crash_dir: Path, error: BaseException) -> None:
     now = time.time()
     text = "".join(traceback.format_exception(error))
-    if "gloo/transport" in str(error):  # the consequence of what another rank reports
+    is_consequence = "gloo/transport" in str(error)  # another rank has left
+    if is_consequence:
         sys.stderr.write(f"rank {rank}: lost the connection to another rank\n")
     elif not isinstance(error, UserError):
         sys.stderr.write(f"rank {rank}:\n{text}")
@@ -268,6 +288,7 @@ def _write_report(rank: int, crash_dir: Path, error: BaseException) -> None:
         "rank": rank,
         "time": now,
         "error": f"{type(error).__name__}: {error}",
+        "is_consequence": is_consequence,
         "user_error": list(error.args) if isinstance(error, UserError) else None,
     }
     (crash_dir / f".rank-{rank}").write_text(json.dumps(report))
