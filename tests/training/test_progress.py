@@ -3,7 +3,9 @@ import io
 import os
 import pty
 import re
+import signal
 import struct
+import subprocess
 import sys
 import termios
 import threading
@@ -135,6 +137,18 @@ def test_progress_in_a_terminal_fits_its_width(terminal, monkeypatch, columns):
     plain = [line for line in strip_escapes(last_frame).splitlines() if line.strip()]
     assert max(map(len, plain)) <= columns
     assert ("trials/s" in last_frame) == (columns >= 70)
+
+
+def test_progress_of_a_killed_process_leaves_the_cursor_visible_on_a_line_of_its_own(terminal):
+    code = "from xla_b2t.training.progress import Progress; import os, signal; p = Progress(); p.start(10); "
+    tty = terminal(80)
+    code += "p.update(1, 2.0, 3.0); p.message('still here'); os.kill(os.getpid(), signal.SIGKILL)"
+    done = subprocess.run([sys.executable, "-c", code], stderr=tty.stream, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    text = tty.text()
+    assert "still here" in text
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l"), "the cursor stayed hidden"
+    assert strip_escapes(text).endswith("\n")
 
 
 def test_progress_in_a_dumb_terminal_is_plain(terminal, monkeypatch):

@@ -34,6 +34,8 @@ def open_display(stream: TextIO, meter: Meter, clock: Callable[[], float]) -> Li
         redirect_stderr=True,
     )
     live.start()
+    # A rank may be killed at any moment and cannot tidy up: the cursor stays visible, and below the display.
+    console.show_cursor(True)
     return live
 
 
@@ -60,6 +62,7 @@ class Display:
         )
         yield bar
         yield self._numbers(options.max_width)
+        yield Text()
 
     def _numbers(self, width: int) -> Text:
         """The second line; in a narrow terminal the curves go first, then the speed."""
