@@ -133,7 +133,8 @@ class TrainConfig(Record):
 class ValidationConfig(Record):
     """When the held-out split is decoded."""
 
-    every: AtLeastOne = 2000
+    every: ZeroOrMore = 2000
+    """Updates between two validations; 0 is none."""
     split: str = "val"
     batch_size: ZeroOrMore = 0
     """Trials a core and step; 0 is the training batch size."""
