@@ -17,7 +17,9 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def choose_edges(lengths_N: np.ndarray, num_buckets: int, longest: int, multiple: int = BIN_MULTIPLE) -> tuple[int, ...]:
+def choose_edges(
+    lengths_N: np.ndarray, num_buckets: int, longest: int, multiple: int = BIN_MULTIPLE
+) -> tuple[int, ...]:
     """The at most `num_buckets` edges for which padding every length up to its edge stores the fewest bins.
 
     Exact, by dynamic programming over the distinct rounded lengths: best[k][j], the least cost of the shortest j

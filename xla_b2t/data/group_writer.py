@@ -5,15 +5,14 @@ Which trials a group holds is left to `grouping`, reading it back to `groups`.
 """
 
 import json
-import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
+from xla_b2t.data.files import replacing
 from xla_b2t.data.groups import FORMAT, FORMAT_VERSION, SMALL_DATASETS, group_checksum, group_name
 
 # Mapped features must start at a multiple of their element size; whole cache lines cost nothing more.
@@ -38,26 +37,26 @@ def write_split(
         OSError: the file cannot be written; nothing is left behind.
     """
     rows = []
-    with replacing(path) as partial:
-        # No time stamps and a fixed layout: the same groups give the same bytes.
-        with h5py.File(partial, "w", alignment_threshold=1, alignment_interval=_ALIGNMENT_BYTES) as file:
-            file.attrs["format"] = FORMAT
-            file.attrs["version"] = FORMAT_VERSION
-            for name, value in attributes.items():
-                file.attrs[name] = value
-            for group, (bucket, arrays) in enumerate(groups):
-                node = file.create_group(f"groups/{group_name(group)}")
-                features = node.create_dataset("features", data=arrays["features"], track_times=False)
-                features.attrs["dtype"] = "bfloat16"
-                for name in SMALL_DATASETS:
-                    node.create_dataset(name, data=arrays[name], track_times=False)
-                rows.append(_index_row(bucket, arrays))
-            index = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-            for name, table in index.items():
-                file.create_dataset(f"index/{name}", data=table, track_times=False)
-            file.attrs["labelled"] = labelled
-            file.attrs["max_label"] = max(int(row_max) for row_max in index["max_label"])
-            file.attrs["complete"] = True
+    # No time stamps and a fixed layout: the same groups give the same bytes.
+    layout = {"alignment_threshold": 1, "alignment_interval": _ALIGNMENT_BYTES}
+    with replacing(path) as partial, h5py.File(partial, "w", **layout) as file:
+        file.attrs["format"] = FORMAT
+        file.attrs["version"] = FORMAT_VERSION
+        for name, value in attributes.items():
+            file.attrs[name] = value
+        for group, (bucket, arrays) in enumerate(groups):
+            node = file.create_group(f"groups/{group_name(group)}")
+            features = node.create_dataset("features", data=arrays["features"], track_times=False)
+            features.attrs["dtype"] = "bfloat16"
+            for name in SMALL_DATASETS:
+                node.create_dataset(name, data=arrays[name], track_times=False)
+            rows.append(_index_row(bucket, arrays))
+        index = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        for name, table in index.items():
+            file.create_dataset(f"index/{name}", data=table, track_times=False)
+        file.attrs["labelled"] = labelled
+        file.attrs["max_label"] = max(int(row_max) for row_max in index["max_label"])
+        file.attrs["complete"] = True
     return index
 
 
@@ -65,19 +64,6 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
     """Writes JSON with the same care as a split; it comes last, and says that the folder is complete."""
     with replacing(path) as partial:
         partial.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Gives a temporary name beside `path`; what was written there takes its place once it is on disk, or goes."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        yield partial
-        _flush(partial)
-        os.replace(partial, path)
-        _flush(path.parent)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _index_row(bucket: int, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -92,11 +78,3 @@ def _index_row(bucket: int, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarr
         "max_label": np.int32(arrays["labels"].max()),
         "checksum": np.uint32(group_checksum(arrays["features"], arrays)),
     }
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

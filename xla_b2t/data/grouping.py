@@ -5,7 +5,7 @@ Everything here is arithmetic on records; reading and writing is left to `prebat
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,15 +17,24 @@ _SHUFFLE_STREAM = 3
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """What is known about a kept trial without its features. `file` counts the files of the source."""
+    """What is known about a kept trial without its features. `file` counts the files of the source; no labels is ()."""
 
     trial_id: str
     file: int
-    name: str
     day: int
     input_bins: int
+    num_features: int
     labels: tuple[int, ...]
     required_steps: int
+
+    @property
+    def name(self) -> str:
+        """Name of the trial in its file."""
+        return self.trial_id.rpartition("/")[2]
+
+    def without_labels(self) -> "TrialRecord":
+        """The same trial, unlabelled."""
+        return replace(self, labels=(), required_steps=0)
 
 
 @dataclass(frozen=True)
@@ -45,9 +54,7 @@ class Plan:
     groups: dict[str, tuple[PlannedGroup, ...]]
 
 
-def plan_groups(
-    trials: dict[str, Sequence[TrialRecord]], group_size: int, num_buckets: int, seed: int
-) -> Plan:
+def plan_groups(trials: dict[str, Sequence[TrialRecord]], group_size: int, num_buckets: int, seed: int) -> Plan:
     """Cuts each day's trials, sorted by length, into groups, and chooses the buckets that waste least on them.
 
     The edges are the best for the groups of `train` (of the first split there is, without it) and serve every split;

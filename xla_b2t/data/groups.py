@@ -127,7 +127,9 @@ def open_group_set(folder: str | Path) -> GroupSet:
             raise UserError(f"the manifest lists {entry['file']}, but it is missing", str(path), CONVERT)
         if path.stat().st_size != entry["bytes"]:
             raise UserError(
-                f"the file has {path.stat().st_size} bytes, expected {entry['bytes']}", str(path), f"copy it again, or {CONVERT}"
+                f"the file has {path.stat().st_size} bytes, expected {entry['bytes']}",
+                str(path),
+                f"copy it again, or {CONVERT}",
             )
         splits[split] = _read_index(split, path, manifest["conversion"])
     return GroupSet(
@@ -220,7 +222,9 @@ class GroupReader:
         )
 
     def _read(self, group: int, bucket: int) -> Batch:
-        assert self.index.bucket_G[group] == bucket, f"group {group} is of bucket {self.index.bucket_G[group]}, not {bucket}"
+        assert self.index.bucket_G[group] == bucket, (
+            f"group {group} is of bucket {self.index.bucket_G[group]}, not {bucket}"
+        )
         where = f"{self.index.path}:/groups/{group_name(group)}"
         size, shape = self.group_set.group_size, self.group_set.buckets[bucket]
         features_shape = (size, shape.input_bins, self.group_set.num_features)
@@ -297,8 +301,12 @@ def _read_manifest(root: Path) -> dict[str, Any]:
     if not path.is_file():
         unfinished = sorted(file.name for file in root.iterdir() if file.name.removesuffix(".partial").endswith(".h5"))
         if unfinished:
-            raise UserError(f"the conversion is unfinished: {', '.join(unfinished)} but no {MANIFEST}", str(root), CONVERT)
-        raise UserError(f"this is not a folder of groups: no {MANIFEST}", str(root), "run xla_b2t prebatch, or correct data.dir")
+            raise UserError(
+                f"the conversion is unfinished: {', '.join(unfinished)} but no {MANIFEST}", str(root), CONVERT
+            )
+        raise UserError(
+            f"this is not a folder of groups: no {MANIFEST}", str(root), "run xla_b2t prebatch, or correct data.dir"
+        )
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         is_ours = manifest.get("format") == FORMAT

@@ -30,7 +30,7 @@ class SessionFile:
 
 @dataclass(frozen=True)
 class Source:
-    """What a folder holds: its files in the order of sessions and splits, and what was passed over."""
+    """A folder: its files in the order of sessions and splits, and the folders and HDF5 files that were passed over."""
 
     folder: str
     sessions: tuple[str, ...]
@@ -61,6 +61,11 @@ class Refusal:
     reason: str
     detail: str
 
+    @property
+    def split(self) -> str:
+        """The split it belongs to."""
+        return self.trial_id.split("/")[1]
+
 
 def find_sessions(folder: str | Path) -> Source:
     """Lists the session files directly below a folder; a session's place in the list of names is its day.
@@ -77,10 +82,11 @@ def find_sessions(folder: str | Path) -> Source:
         found = [file for file in found if Path(file.path).is_file()]
         files += found
         known = {Path(file.path).name for file in found}
-        if not found:
+        if child.is_dir() and not found:
             ignored.append(child.name)
-        else:
-            ignored += [f"{child.name}/{other.name}" for other in sorted(child.iterdir()) if other.name not in known]
+        elif child.is_dir():
+            others = {path.name for path in child.iterdir() if path.suffix in (".hdf5", ".h5", ".partial")} - known
+            ignored += [f"{child.name}/{other}" for other in sorted(others)]
     if not files:
         deeper = sorted({str(path.parent.parent) for path in root.glob("*/*/data_*.hdf5")})
         fix = f"give {deeper[0]}" if deeper else "give the folder that holds the session folders, or run xla_b2t synth"
@@ -149,7 +155,9 @@ def _read_features(node: h5py.Group) -> np.ndarray:
     features_TC = np.asarray(stored[()])
     if not np.isfinite(features_TC).all():
         bins, columns = np.nonzero(~np.isfinite(features_TC))
-        raise _Fault("not_finite", f"{len(bins)} NaN or infinite values, the first in bin {bins[0]}, feature {columns[0]}")
+        raise _Fault(
+            "not_finite", f"{len(bins)} NaN or infinite values, the first in bin {bins[0]}, feature {columns[0]}"
+        )
     if features_TC.size and np.abs(features_TC).max() > bfloat16.LARGEST:
         raise _Fault("not_finite", f"a value beyond the largest bfloat16, {bfloat16.LARGEST:.3g}")
     return features_TC.astype(np.float32, copy=False)
@@ -172,7 +180,7 @@ def _read_labels(node: h5py.Group) -> np.ndarray:
         place = int(outside[0])
         raise _Fault(
             "class_out_of_range",
-            f"seq_class_ids[{place}] is {labels_L[place]}, expected 1 to {NUM_CLASSES - 1} ({PHONEMES[1]} to {PHONEMES[-1]})",
+            f"seq_class_ids[{place}] is {labels_L[place]}, expected 1 ({PHONEMES[1]}) to {NUM_CLASSES - 1} ({PHONEMES[-1]})",
         )
     return labels_L.astype(np.int32)
 

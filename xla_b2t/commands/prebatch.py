@@ -1,0 +1,101 @@
+"""`xla_b2t prebatch`: a folder of sessions in, a folder of groups out, and a report of what was kept and refused."""
+
+import argparse
+
+SUMMARY = "convert trials to padded bfloat16 groups, and say which trials cannot be used and why"
+EXAMPLE = "xla_b2t prebatch hdf5_data_final groups --buckets 8"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options; each default is the one of `PrebatchSettings`."""
+    parser.add_argument("source", help="folder of sessions, each with data_train.hdf5, data_val.hdf5, data_test.hdf5")
+    parser.add_argument("out", help="folder to write the groups to")
+    parser.add_argument("--group-size", type=int, default=8, metavar="N", help="trials a group (default 8)")
+    parser.add_argument("--buckets", type=int, default=8, metavar="N", help="the most lengths to pad to (default 8)")
+    parser.add_argument(
+        "--patch-bins", type=int, default=14, metavar="N",
+        help="bins of the decoder's patch (default 14); a trial must have one patch",
+    )  # fmt: skip
+    parser.add_argument(
+        "--patch-stride", type=int, default=4, metavar="N",
+        help="bins between patches (default 4); a label must fit the patches of its trial",
+    )  # fmt: skip
+    parser.add_argument(
+        "--features", type=int, default=0, metavar="N", help="features a trial must have (default: what most have)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the shuffle among groups of a day and bucket (default 0)"
+    )
+    parser.add_argument("--strict", action="store_true", help="a trial that cannot be used is an error")
+    parser.add_argument("--overwrite", action="store_true", help="replace the groups that are there")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Converts, and prints the report."""
+    import json
+    import time
+    from dataclasses import asdict
+
+    from xla_b2t.commands.progress import shown_progress
+    from xla_b2t.data.prebatch import PrebatchSettings, prebatch
+
+    settings = PrebatchSettings(
+        group_size=args.group_size,
+        num_buckets=args.buckets,
+        patch_bins=args.patch_bins,
+        patch_stride=args.patch_stride,
+        num_features=args.features,
+        seed=args.seed,
+        strict=args.strict,
+        overwrite=args.overwrite,
+    )
+    started = time.monotonic()
+    with shown_progress() as progress:
+        report = prebatch(args.source, args.out, settings, progress)
+    seconds = time.monotonic() - started
+    if args.json:
+        content = {**asdict(report), "refused_by_reason": report.refused_by_reason, "seconds": round(seconds, 2)}
+        print(json.dumps(content))
+        return 0
+    _print(report, seconds)
+    return 0
+
+
+def _print(report, seconds: float) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    splits = Table(title=f"{report.folder}: {report.num_features} features, {seconds:.1f} s", title_justify="left")
+    for heading in ("split", "trials in", "kept", "refused", "groups", "real bins", "MB"):
+        splits.add_column(heading, justify="left" if heading == "split" else "right")
+    for name, split in report.splits.items():
+        splits.add_row(
+            name if split.labelled else f"{name} (no labels)",
+            f"{split.trials_in:,}", f"{split.trials_kept:,}", f"{split.trials_in - split.trials_kept:,}",
+            f"{split.groups:,}", f"{split.padding_efficiency:.1%}", f"{split.bytes / 1e6:,.1f}",
+        )  # fmt: skip
+    console.print(splits)
+    buckets = Table(title="buckets", title_justify="left")
+    for heading in ("input bins", "label slots", *(f"{name} groups" for name in report.splits)):
+        buckets.add_column(heading, justify="right")
+    for number, bucket in enumerate(report.buckets):
+        counts = (f"{split.groups_per_bucket[number]:,}" for split in report.splits.values())
+        buckets.add_row(f"{bucket.input_bins:,}", str(bucket.label_slots), *counts)
+    console.print(buckets)
+    if report.refused:
+        refused = Table(title="refused", title_justify="left")
+        for heading in ("reason", "trials", "the first"):
+            refused.add_column(heading, overflow="fold", justify="right" if heading == "trials" else "left")
+        for reason, count in report.refused_by_reason.items():
+            first = next(refusal for refusal in report.refused if refusal.reason == reason)
+            refused.add_row(reason, f"{count:,}", f"{first.trial_id}: {first.detail}")
+        console.print(refused)
+        console.print(f"every refused trial is listed in {report.folder}/report.json")
+    else:
+        console.print("refused: none")
+    for name, split in report.splits.items():
+        if split.labels_ignored:
+            console.print(f"{name}: {split.labels_ignored} trials have labels, but not all; they are left out")
+    if report.ignored:
+        console.print(f"passed over in the source: {', '.join(report.ignored)}")

@@ -1,0 +1,102 @@
+"""The first pass of a conversion: every trial of a source is either kept, as a record, or refused with a reason.
+
+In: the files of a source. Out: `Scan`. Features are read to be checked and let go: a trial is in memory at a time.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from xla_b2t.data.grouping import TrialRecord
+from xla_b2t.data.phonemes import required_steps
+from xla_b2t.data.trials import SPLITS, Refusal, SessionFile, Source, Trial, read_trials
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how many of them are done, and how many there are."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a decoder needs of a trial: at least one patch, and as many steps as its label takes.
+
+    `num_features` 0 expects what most trials have.
+    """
+
+    patch_bins: int
+    patch_stride: int
+    num_features: int
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What a source holds.
+
+    Attributes:
+        num_features: features of every kept trial; 0 when there is none.
+        kept: the usable trials of every split that has any.
+        refused: the others, in the order of the files.
+        labels_ignored: test trials that do have labels, in a test split where not all have them.
+    """
+
+    num_features: int
+    kept: dict[str, tuple[TrialRecord, ...]]
+    refused: tuple[Refusal, ...]
+    labels_ignored: int
+
+
+def scan(source: Source, needs: Needs, progress: Progress) -> Scan:
+    """Reads and checks every trial of a source.
+
+    Raises:
+        UserError: a file cannot be opened.
+    """
+    found: list[TrialRecord | Refusal] = []
+    for number, file in enumerate(source.files):
+        progress("check", number, len(source.files))
+        found += scan_file(file, number, source.sessions.index(file.session), needs)
+    progress("check", len(source.files), len(source.files))
+    counts = Counter(trial.num_features for trial in found if isinstance(trial, TrialRecord))
+    expected = needs.num_features or (counts.most_common(1)[0][0] if counts else 0)
+    found = [_refuse_other_width(trial, expected) for trial in found]
+    kept = {}
+    for split in SPLITS:
+        trials = tuple(
+            trial for trial in found if isinstance(trial, TrialRecord) and source.files[trial.file].split == split
+        )
+        if trials:
+            kept[split] = trials
+    labels_ignored = 0
+    if len({bool(trial.labels) for trial in kept.get("test", ())}) > 1:
+        # A rate over part of a split would be taken for the rate of the whole.
+        labels_ignored = sum(bool(trial.labels) for trial in kept["test"])
+        kept["test"] = tuple(trial.without_labels() for trial in kept["test"])
+    refused = tuple(trial for trial in found if isinstance(trial, Refusal))
+    return Scan(expected if kept else 0, kept, refused, labels_ignored)
+
+
+def scan_file(file: SessionFile, number: int, day: int, needs: Needs) -> Iterator[TrialRecord | Refusal]:
+    """Checks the trials of one file, against the layout and against what the decoder needs."""
+    for trial in read_trials(file):
+        yield trial if isinstance(trial, Refusal) else _record(trial, number, day, needs)
+
+
+def _record(trial: Trial, number: int, day: int, needs: Needs) -> TrialRecord | Refusal:
+    num_bins, num_features = trial.features_TC.shape
+    if num_bins < needs.patch_bins:
+        return Refusal(trial.trial_id, "shorter_than_patch", f"{num_bins} bins, a patch needs {needs.patch_bins}")
+    steps = (num_bins - needs.patch_bins) // needs.patch_stride + 1
+    labels = () if trial.labels_L is None else tuple(int(label) for label in trial.labels_L)
+    needed = 0 if trial.labels_L is None else required_steps(trial.labels_L)
+    if needed > steps:
+        detail = (
+            f"{len(labels)} phonemes with {needed - len(labels)} adjacent repeats need {needed} steps, "
+            f"{num_bins} bins give {steps}"
+        )
+        return Refusal(trial.trial_id, "label_longer_than_steps", detail)
+    return TrialRecord(trial.trial_id, number, day, num_bins, num_features, labels, needed)
+
+
+def _refuse_other_width(trial: TrialRecord | Refusal, expected: int) -> TrialRecord | Refusal:
+    if isinstance(trial, Refusal) or trial.num_features == expected:
+        return trial
+    return Refusal(trial.trial_id, "wrong_feature_count", f"{trial.num_features} features, expected {expected}")
