@@ -22,13 +22,23 @@ COMMANDS = ("synth", "prebatch", "train", "evaluate")
 """In the order in which a newcomer needs them; each is the module of that name in `commands/`."""
 
 EPILOG = """\
-from nothing to a phoneme error rate:
-  xla_b2t synth demo/trials
-  xla_b2t prebatch demo/trials demo/groups
-  xla_b2t train --cores 8 --set data.dir=demo/groups --set run.dir=runs/first
+with nothing at hand, the demo on simulated data:
+  python -m xla_b2t.launch --cores 8
+
+with data of your own, in the layout of the public data:
+  xla_b2t prebatch hdf5_data_final groups
+  xla_b2t train --config configs/gru_baseline.toml --set data.dir=groups --set run.dir=runs/first
   xla_b2t evaluate runs/first
 
 exit codes: 0 done, 1 a fault of ours (traceback), 2 something you can mend (what, where, fix), 130 interrupted"""
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Help whose list of commands has no heading but its title."""
+
+    def _format_action(self, action: argparse.Action) -> str:
+        text = super()._format_action(action)
+        return text.partition("\n")[2] if isinstance(action, argparse._SubParsersAction) else text
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,7 +46,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *args, **options):
         # An abbreviation works until the next option with the same start exists: scripts would break on an update.
-        super().__init__(*args, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+        super().__init__(*args, allow_abbrev=False, formatter_class=Help, **options)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message, "the command line", _nearest(message, list(COMMANDS)) or f"see {self.prog} --help")
@@ -92,7 +102,7 @@ def build_parser(argv: list[str]) -> Parser:
         epilog=EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {_version()}")
-    commands = parser.add_subparsers(dest="command", metavar="command", required=True)
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="command", required=True)
     asked = argv[:1] if argv and argv[0] in COMMANDS else COMMANDS
     for name in asked:
         module = importlib.import_module(f"xla_b2t.commands.{name}")
