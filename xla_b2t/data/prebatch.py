@@ -18,7 +18,7 @@ import numpy as np
 
 from xla_b2t.data import bfloat16
 from xla_b2t.data.group_writer import write_manifest, write_split
-from xla_b2t.data.grouping import Plan, PlannedGroup, plan_groups
+from xla_b2t.data.grouping import Plan, PlannedGroup, TrialRecord, plan_groups
 from xla_b2t.data.groups import FORMAT, FORMAT_VERSION, MANIFEST, Bucket
 from xla_b2t.data.phonemes import NUM_CLASSES
 from xla_b2t.data.scan import Needs, Progress, Scan, scan
@@ -168,13 +168,7 @@ def _pad(
         "trial_ids": np.zeros(group_size, f"S{width}"),
     }
     for slot, trial in enumerate(group.trials):
-        features_TC = np.asarray(handle[trial.name]["input_features"][()], np.float32)
-        if features_TC.shape != (trial.input_bins, num_features):
-            raise UserError(
-                f"{trial.trial_id} changed while it was read: it was {(trial.input_bins, num_features)}, now {features_TC.shape}",
-                handle.filename,
-                "let the files rest, and run xla_b2t prebatch again",
-            )
+        features_TC = _read_again(handle, trial)
         arrays["features"][slot, : trial.input_bins] = bfloat16.to_bits(features_TC)
         arrays["input_bins"][slot] = trial.input_bins
         arrays["labels"][slot, : len(trial.labels)] = trial.labels
@@ -184,6 +178,25 @@ def _pad(
         arrays["valid"][slot] = 1
         arrays["trial_ids"][slot] = trial.trial_id.encode()
     return arrays
+
+
+def _read_again(handle: h5py.File, trial: TrialRecord) -> np.ndarray:
+    try:
+        features_TC = np.asarray(handle[trial.name]["input_features"][()], np.float32)
+    except (OSError, KeyError, RuntimeError) as error:
+        raise _changed(handle, trial, str(error)) from error
+    expected = (trial.input_bins, trial.num_features)
+    if features_TC.shape != expected:
+        raise _changed(handle, trial, f"it was {expected}, now {features_TC.shape}")
+    return features_TC
+
+
+def _changed(handle: h5py.File, trial: TrialRecord, how: str) -> UserError:
+    return UserError(
+        f"the trial changed between checking and writing: {how}",
+        f"{handle.filename}:/{trial.name}",
+        "let the source rest, and run xla_b2t prebatch again",
+    )
 
 
 def _refuse_used_folder(out: Path, overwrite: bool) -> None:

@@ -178,10 +178,8 @@ def _read_labels(node: h5py.Group) -> np.ndarray:
     outside = np.flatnonzero((labels_L < 1) | (labels_L >= NUM_CLASSES))
     if len(outside):
         place = int(outside[0])
-        raise _Fault(
-            "class_out_of_range",
-            f"seq_class_ids[{place}] is {labels_L[place]}, expected 1 ({PHONEMES[1]}) to {NUM_CLASSES - 1} ({PHONEMES[-1]})",
-        )
+        expected = f"1 ({PHONEMES[1]}) to {NUM_CLASSES - 1} ({PHONEMES[-1]})"
+        raise _Fault("class_out_of_range", f"seq_class_ids[{place}] is {labels_L[place]}, expected {expected}")
     return labels_L.astype(np.int32)
 
 
