@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 
 from xla_b2t.data.files import replacing
-from xla_b2t.data.groups import FORMAT, FORMAT_VERSION, SMALL_DATASETS, group_checksum, group_name
+from xla_b2t.data.group_format import FORMAT, FORMAT_VERSION, SMALL_DATASETS, group_checksum, group_name
 
 # Mapped features must start at a multiple of their element size; whole cache lines cost nothing more.
 _ALIGNMENT_BYTES = 64

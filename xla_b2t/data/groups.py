@@ -7,7 +7,6 @@ arrays. docs/FORMAT.md describes the files. Which groups to read is left to `sch
 import json
 import mmap
 import os
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,12 +15,9 @@ from typing import Any
 import h5py
 import numpy as np
 
+from xla_b2t.data.group_format import FORMAT, FORMAT_VERSION, MANIFEST, SMALL_DATASETS, group_checksum, group_name
 from xla_b2t.errors import UserError
 
-FORMAT = "xla_b2t groups"
-FORMAT_VERSION = 1
-MANIFEST = "report.json"
-"""Written last; a folder without it is no group set."""
 CONVERT = "run xla_b2t prebatch again"
 
 
@@ -62,6 +58,12 @@ class SplitIndex:
     label_lengths_GB: np.ndarray
     required_steps_GB: np.ndarray
     max_label: int
+
+
+INDEX_TABLES = {
+    field.name: field.name.rpartition("_")[0] for field in fields(SplitIndex) if field.name.endswith(("_G", "_GB"))
+}
+"""Name of a table under /index for each array of a `SplitIndex`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,29 +259,6 @@ class GroupReader:
             valid_B=small["valid"].astype(bool),
             trial_ids=tuple(name.decode() for name in small["trial_ids"]),
         )
-
-
-SMALL_DATASETS = ("input_bins", "labels", "label_lengths", "required_steps", "days", "valid", "trial_ids")
-"""Everything of a group but its features, in the order in which the checksum takes them."""
-
-
-INDEX_TABLES = {
-    field.name: field.name.rpartition("_")[0] for field in fields(SplitIndex) if field.name.endswith(("_G", "_GB"))
-}
-"""Name of a table under /index for each array of a `SplitIndex`."""
-
-
-def group_name(group: int) -> str:
-    """Name of a group in its file."""
-    return f"{group:04d}"
-
-
-def group_checksum(features_BTC: np.ndarray, small: dict[str, np.ndarray]) -> int:
-    """CRC-32 over the features' bits and then the other datasets, as they are stored."""
-    checksum = zlib.crc32(features_BTC)
-    for name in SMALL_DATASETS:
-        checksum = zlib.crc32(np.ascontiguousarray(small[name]).tobytes(), checksum)
-    return checksum
 
 
 def _map(path: str, offset: int, shape: Iterable[int]) -> np.ndarray:
