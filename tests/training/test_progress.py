@@ -78,7 +78,7 @@ def test_progress_without_a_terminal_is_a_calm_plain_log():
     assert lines[1].startswith("train   1/100   1 %   loss 1.000")
     assert "step 50   val PER 20.0 %   best so far" in lines
     assert lines[-2] == "checkpoint saved"
-    assert lines[-1] == "train 100/100 100 %   loss 0.010   val PER 10.0 %   500 trials/s   1:40 so far"
+    assert lines[-1] == "done 100/100 100 %   loss 0.010   val PER 10.0 %   500 trials/s   1:40 so far"
     # One line every ten of the hundred seconds, two validations, the start, the message, the end.
     assert len(lines) == 100 / LINE_EVERY_S + 5
 

@@ -72,6 +72,8 @@ class Progress:
 
     def close(self) -> None:
         """Shows the last state and gives the terminal back. Closing twice is fine."""
+        if self._meter and self._meter.step >= self._meter.total:
+            self._meter.phase = "done"
         if self._live is not None:
             self._live.stop()
             self._live = None

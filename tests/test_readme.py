@@ -1,0 +1,68 @@
+"""The commands that the README shows do what it says, at a small size."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+SMALLER = {
+    "synth": ["--sessions", "2", "--trials", "24", "--features", "16"],
+    "prebatch": ["--buckets", "1"],
+    "train": [
+        *("--cores", "1"),
+        *("--set", "train.steps=4", "--set", "train.global_batch=16", "--set", "train.log_every=2"),
+        *("--set", "validation.every=4", "--set", "model.options.hidden=16", "--set", "model.options.layers=1"),
+    ],
+    "evaluate": [],
+}
+
+
+def shown_commands():
+    """Words of every line of the block under "Your own data" that makes, trains on and decodes simulated data."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = re.search(r"## Your own data\n.*?```sh\n(.*?)```", text, flags=re.DOTALL).group(1)
+    return [line.split() for line in block.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory):
+    """Runs them all, in order, in one folder: (folder, [(name, stdout)])."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "configs").symlink_to(ROOT / "configs")
+    said = []
+    for words in shown_commands():
+        module, arguments = ("xla_b2t.launch", words[3:]) if words[0] == "python" else ("xla_b2t", words[1:])
+        name = "train" if module == "xla_b2t.launch" else arguments[0]
+        done = subprocess.run(
+            [sys.executable, "-m", module, *arguments, *SMALLER[name]],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        assert done.returncode == 0, f"{' '.join(words)}\n{done.stderr}"
+        said.append((name, done.stdout))
+    return folder, said
+
+
+def test_readme_commands_go_from_nothing_to_an_error_rate(outputs):
+    _, said = outputs
+    assert [name for name, _ in said] == ["synth", "prebatch", "train", "evaluate", "evaluate"]
+    assert "real bins" in said[1][1]
+    assert "val PER" in said[2][1]
+    assert "PER" in said[3][1]
+
+
+def test_readme_commands_leave_the_run_directory_that_it_describes(outputs):
+    folder, _ = outputs
+    names = {path.name for path in (folder / "runs/first").iterdir()}
+    assert {"config.toml", "summary.json", "events.jsonl", "checkpoints"} <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    assert (folder / "phonemes.jsonl").read_text(encoding="utf-8").count("\n") > 0
