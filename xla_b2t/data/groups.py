@@ -122,30 +122,10 @@ def open_group_set(folder: str | Path) -> GroupSet:
     """
     root = Path(folder)
     manifest = _read_manifest(root)
-    splits = {}
-    for split, entry in manifest["splits"].items():
-        path = root / entry["file"]
-        if not path.is_file():
-            raise UserError(f"the manifest lists {entry['file']}, but it is missing", str(path), CONVERT)
-        if path.stat().st_size != entry["bytes"]:
-            raise UserError(
-                f"the file has {path.stat().st_size} bytes, expected {entry['bytes']}",
-                str(path),
-                f"copy it again, or {CONVERT}",
-            )
-        splits[split] = _read_index(split, path, manifest["conversion"])
-    return GroupSet(
-        folder=str(root),
-        version=manifest["version"],
-        num_features=manifest["num_features"],
-        num_classes=manifest["num_classes"],
-        group_size=manifest["group_size"],
-        patch_bins=manifest["patch_bins"],
-        patch_stride=manifest["patch_stride"],
-        sessions=tuple(manifest["sessions"]),
-        buckets=tuple(Bucket(**bucket) for bucket in manifest["buckets"]),
-        splits=splits,
-    )
+    try:
+        return _describe(root, manifest)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"the manifest lacks {error}", str(root / MANIFEST), CONVERT) from error
 
 
 class GroupReader:
@@ -163,7 +143,7 @@ class GroupReader:
     def __init__(self, group_set: GroupSet, split: str, verify: bool = True):
         if split not in group_set.splits:
             raise UserError(
-                f"there is no split {split!r}; it has {', '.join(group_set.splits)}",
+                f"there is no split {split!r}; there are {', '.join(group_set.splits)}",
                 group_set.folder,
                 f"add data_{split}.hdf5 to the sessions and {CONVERT}",
             )
@@ -300,6 +280,31 @@ def _read_manifest(root: Path) -> dict[str, Any]:
             "install the xla_b2t that wrote them, or " + CONVERT,
         )
     return manifest
+
+
+def _describe(root: Path, manifest: dict[str, Any]) -> GroupSet:
+    splits = {}
+    for split, entry in manifest["splits"].items():
+        path = root / entry["file"]
+        if not path.is_file():
+            raise UserError(f"the manifest lists {entry['file']}, but it is missing", str(path), CONVERT)
+        size = path.stat().st_size
+        if size != entry["bytes"]:
+            what = f"the file has {size} bytes, expected {entry['bytes']}"
+            raise UserError(what, str(path), f"copy it again, or {CONVERT}")
+        splits[split] = _read_index(split, path, manifest["conversion"])
+    return GroupSet(
+        folder=str(root),
+        version=manifest["version"],
+        num_features=manifest["num_features"],
+        num_classes=manifest["num_classes"],
+        group_size=manifest["group_size"],
+        patch_bins=manifest["patch_bins"],
+        patch_stride=manifest["patch_stride"],
+        sessions=tuple(manifest["sessions"]),
+        buckets=tuple(Bucket(**bucket) for bucket in manifest["buckets"]),
+        splits=splits,
+    )
 
 
 def _read_index(split: str, path: Path, conversion: str) -> SplitIndex:

@@ -1,0 +1,161 @@
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from xla_b2t.data.groups import SplitIndex
+from xla_b2t.data.schedule import EMPTY, Schedule, deal, plan_evaluation
+from xla_b2t.errors import UserError
+
+
+def index_of(buckets, days=None, num_valid=None):
+    groups = len(buckets)
+    zeros = np.zeros((groups, 8), np.int32)
+    return SplitIndex(
+        split="train",
+        path="groups/train.h5",
+        labelled=True,
+        bucket_G=np.array(buckets, np.int32),
+        day_G=np.array(days if days is not None else [0] * groups, np.int32),
+        num_valid_G=np.array(num_valid if num_valid is not None else [8] * groups, np.int32),
+        real_bins_G=np.zeros(groups, np.int64),
+        input_bins_GB=zeros,
+        label_lengths_GB=zeros,
+        required_steps_GB=zeros,
+        max_label=40,
+    )
+
+
+MIXED = index_of([0] * 17 + [1] * 8 + [2] * 7 + [3] * 1, days=[group % 5 for group in range(33)])
+
+
+@pytest.mark.parametrize("groups_per_update", [1, 2, 8, 40])
+def test_epochs_take_every_group_exactly_once_in_updates_of_one_bucket(groups_per_update):
+    schedule = Schedule("epochs", MIXED, 0, groups_per_update)
+    for epoch in range(3):
+        taken = []
+        for position in range(schedule.updates_per_epoch):
+            update = schedule.update(epoch * schedule.updates_per_epoch + position)
+            assert update.epoch == epoch
+            assert 1 <= len(update.groups) <= groups_per_update
+            assert {MIXED.bucket_G[group] for group in update.groups} == {update.bucket}
+            taken += update.groups
+        assert sorted(taken) == list(range(33))
+
+
+def test_epochs_number_of_updates_is_the_least_for_groups_that_do_not_mix():
+    assert Schedule("epochs", MIXED, 0, 8).updates_per_epoch == 3 + 1 + 1 + 1
+
+
+def test_epochs_differ_in_order_and_in_who_is_together():
+    schedule = Schedule("epochs", MIXED, 0, 4)
+    epochs = [
+        [schedule.update(epoch * schedule.updates_per_epoch + i) for i in range(schedule.updates_per_epoch)]
+        for epoch in (0, 1)
+    ]
+    assert [update.bucket for update in epochs[0]] != [update.bucket for update in epochs[1]]
+    assert {frozenset(update.groups) for update in epochs[0]} != {frozenset(update.groups) for update in epochs[1]}
+
+
+@pytest.mark.parametrize("recipe", ["epochs", "days"])
+def test_update_asked_for_in_any_order_is_the_same(recipe):
+    forward = [Schedule(recipe, MIXED, 7, 8).update(step) for step in range(40)]
+    resumed = Schedule(recipe, MIXED, 7, 8)
+    assert [resumed.update(step) for step in reversed(range(40))] == forward[::-1]
+    assert [Schedule(recipe, MIXED, 8, 8).update(step).groups for step in range(40)] != [u.groups for u in forward]
+
+
+def test_days_updates_are_full_and_of_distinct_days_in_one_bucket():
+    schedule = Schedule("days", MIXED, 0, 8, days_per_batch=4)
+    for step in range(200):
+        update = schedule.update(step)
+        assert len(update.groups) == 8
+        assert {MIXED.bucket_G[group] for group in update.groups} == {update.bucket}
+        days_there = len(set(MIXED.day_G[MIXED.bucket_G == update.bucket]))
+        counts = Counter(MIXED.day_G[list(update.groups)])
+        assert len(counts) == min(4, days_there)
+        assert max(counts.values()) - min(counts.values()) <= 1
+    assert schedule.updates_per_epoch == 5
+    assert schedule.update(5).epoch == 1
+
+
+def test_days_draw_buckets_and_days_as_the_published_recipe_does():
+    # Day 0: 2 groups in bucket 0, 6 in bucket 1. Day 1: 4 and 0. Day 2: 1 of 2 trials and 1 of 8.
+    index = index_of(
+        [0] * 2 + [1] * 6 + [0] * 4 + [0, 1], days=[0] * 8 + [1] * 4 + [2] * 2, num_valid=[8] * 12 + [2, 8]
+    )
+    shares_in_0 = np.array([0.25, 1.0, 0.2])
+    schedule = Schedule("days", index, 0, 1, days_per_batch=1)
+    updates = [schedule.update(step) for step in range(6000)]
+    in_0 = [update for update in updates if update.bucket == 0]
+    assert len(in_0) / len(updates) == pytest.approx(shares_in_0.mean(), abs=0.02)
+    days = Counter(int(index.day_G[update.groups[0]]) for update in in_0)
+    for day in range(3):
+        assert days[day] / len(in_0) == pytest.approx(shares_in_0[day] / shares_in_0.sum(), abs=0.03)
+
+
+def test_days_are_limited_by_the_groups_of_an_update():
+    update = Schedule("days", MIXED, 0, 2, days_per_batch=4).update(0)
+    assert len(update.groups) == 2
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 8, 16])
+@pytest.mark.parametrize("accumulation", [1, 2, 3])
+@pytest.mark.parametrize("groups_per_update", [1, 7, 8, 17])
+def test_deal_every_group_once_evenly_in_one_shape(num_ranks, accumulation, groups_per_update):
+    for count in (0, 1, 5, 7, 8, 17):
+        if count > groups_per_update:
+            continue
+        dealt = deal(range(100, 100 + count), groups_per_update, num_ranks, accumulation)
+        assert len(dealt) == num_ranks
+        slots = -(-groups_per_update // (num_ranks * accumulation))
+        assert {len(rank) for rank in dealt} == {accumulation}
+        assert {len(micro) for rank in dealt for micro in rank} == {slots}
+        real = [group for rank in dealt for micro in rank for group in micro if group != EMPTY]
+        assert sorted(real) == list(range(100, 100 + count))
+        loads = [sum(group != EMPTY for micro in rank for group in micro) for rank in dealt]
+        assert max(loads) - min(loads) <= 1
+        for rank in dealt:
+            micro_loads = [sum(group != EMPTY for group in micro) for micro in rank]
+            assert max(micro_loads) - min(micro_loads) <= 1
+
+
+def test_deal_same_update_on_any_number_of_ranks_is_the_same_set():
+    update = Schedule("epochs", MIXED, 0, 8).update(2)
+    for num_ranks in (1, 2, 4, 8):
+        dealt = deal(update.groups, 8, num_ranks, 1)
+        assert sorted(g for rank in dealt for micro in rank for g in micro if g != EMPTY) == sorted(update.groups)
+
+
+@pytest.mark.parametrize("num_groups", [17, 8, 7, 1, 0])
+@pytest.mark.parametrize("groups_per_core", [1, 2])
+def test_plan_evaluation_eight_ranks_take_equal_steps_and_each_group_once(num_groups, groups_per_core):
+    index = index_of([group % 3 for group in range(num_groups)])
+    steps = plan_evaluation(index, 8, groups_per_core)
+    taken = []
+    for step in steps:
+        assert len(step.groups_by_rank) == 8
+        assert {len(groups) for groups in step.groups_by_rank} == {groups_per_core}
+        real = [group for groups in step.groups_by_rank for group in groups if group != EMPTY]
+        assert real
+        assert {index.bucket_G[group] for group in real} == {step.bucket}
+        taken += real
+    assert sorted(taken) == list(range(num_groups))
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "where"),
+    [
+        ({"recipe": "random"}, "unknown recipe 'random'", "data.recipe"),
+        ({"seed": -1}, "run.seed is -1, expected at least 0", "run.seed"),
+        ({"groups_per_update": 0}, "groups per update is 0, expected at least 1", "groups per update"),
+        ({"days_per_batch": 0}, "data.days_per_batch is 0, expected at least 1", "data.days_per_batch"),
+        ({"index": index_of([])}, "there is no group to train on", "groups/train.h5"),
+    ],
+)
+def test_schedule_impossible_arguments_are_user_errors(changes, what, where):
+    arguments = {"recipe": "epochs", "index": MIXED, "seed": 0, "groups_per_update": 8, "days_per_batch": 4, **changes}
+    with pytest.raises(UserError) as raised:
+        Schedule(**arguments)
+    assert (raised.value.what, raised.value.where) == (what, where)
+    assert raised.value.fix.startswith(("give", "run xla_b2t prebatch"))
