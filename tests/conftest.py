@@ -10,8 +10,8 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def _xla_before_autograd(request):
-    # The first backward pass of a process fixes the number of autograd's queues. If there is no XLA device by then, every
-    # later backward pass on one dies with an internal assertion.
+    # The first backward pass of a process fixes the number of autograd's queues. If there is no XLA device by then,
+    # every later backward pass on one dies with an internal assertion.
     if any("xla_device" in getattr(item, "fixturenames", ()) for item in request.session.items):
         request.getfixturevalue("xla_device")
 
@@ -24,3 +24,31 @@ def xla_device():
     device = torch_xla.device()
     assert device.type == "xla"
     return device
+
+
+@pytest.fixture
+def on_xla(xla_device):
+    """A function that runs another one on the XLA device as a training step must run.
+
+    `on_xla(function, *tensors)` copies the tensors there, traces `function` with every read of a value forbidden, and
+    checks that nothing fell back to the host. It returns the results on the CPU and the text of the graph before it is
+    compiled.
+    """
+    import torch_xla
+    import torch_xla.debug.metrics as metrics
+
+    def run(function, *tensors):
+        placed = [tensor.detach().to(xla_device) for tensor in tensors]
+        torch_xla.sync()
+        metrics.clear_all()
+        torch_xla._XLAC._set_allow_execution(False)
+        try:
+            results = list(function(*placed))
+        finally:
+            torch_xla._XLAC._set_allow_execution(True)
+        text = torch_xla._XLAC._get_xla_tensors_hlo(results)
+        torch_xla.sync()
+        assert not [name for name in metrics.counter_names() if name.startswith("aten::")], "fell back to the host"
+        return [result.detach().cpu() for result in results], text
+
+    return run

@@ -1,6 +1,6 @@
 """Noise on the features of a training batch, and the smoothing of every batch, on the core with static shapes.
 
-In: features and lengths of a batch. Out: the same shapes, changed. Nothing is read back and no shape depends on a value.
+In: features and lengths of a batch. Out: the same shapes, changed. Nothing is read back, no shape depends on a value.
 Random numbers come from the device's generator; who trains sets it for every micro-step (`xla/device.py`).
 """
 
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from xla_b2t.config import AugmentConfig
+from xla_b2t.models.scalars import scalar_like
 
 
 def augment(
@@ -58,8 +59,9 @@ def shift_start(
 
     A trial that cannot spare the number drawn is cut as far as it can be.
     """
-    least = torch.tensor(_least_bins(output_steps, features_BTC.shape[1]), dtype=torch.int32)
-    least_B = least.to(features_BTC.device).index_select(0, required_steps_B)
+    least = _least_bins(output_steps, features_BTC.shape[1])
+    least_P = torch.tensor(least, dtype=torch.int32).to(features_BTC.device)
+    least_B = least_P.index_select(0, required_steps_B.clamp(max=len(least) - 1))
     spare_B = (input_bins_B - least_B).clamp(min=0)
     drawn_B = torch.rand(input_bins_B.shape, dtype=torch.float32, device=features_BTC.device) * (most_bins + 1)
     shift_B = torch.minimum(drawn_B.to(torch.int32).clamp(max=most_bins), spare_B)
@@ -68,18 +70,18 @@ def shift_start(
     shifted_BTC = features_BTC
     for bins in range(1, most_bins + 1):
         copy_BTC = F.pad(features_BTC[:, bins:], (0, 0, 0, bins))
-        shifted_BTC = torch.where(shift_B11 == bins, copy_BTC, shifted_BTC)
+        shifted_BTC = torch.where(shift_B11 == scalar_like(bins, shift_B), copy_BTC, shifted_BTC)
     return shifted_BTC, input_bins_B - shift_B
 
 
 @functools.lru_cache(maxsize=64)
 def _least_bins(output_steps: Callable[[int], int], bins: int) -> tuple[int, ...]:
-    """For 0, 1, ... steps the fewest bins that give them; the last entry is for all `bins`."""
+    """For 0, 1, ... steps the fewest bins that give them; the last entry stands for what no number up to `bins` gives."""
     least: list[int] = [0]
     for count in range(bins + 1):
         while len(least) <= output_steps(count):
             least.append(count)
-    return tuple(least)
+    return (*least, bins + 1)
 
 
 def smooth(features_BTC: Tensor, sigma_bins: float) -> Tensor:
@@ -102,7 +104,7 @@ def smooth(features_BTC: Tensor, sigma_bins: float) -> Tensor:
 
 
 def smoothing_taps(sigma_bins: float) -> list[float]:
-    """The published recipe's kernel: a Gaussian out to 4 sigma, normalised, taps up to 0.01 left out, normalised again."""
+    """The published recipe's kernel: a Gaussian out to 4 sigma, without its taps up to 0.01; the sum is 1."""
     reach = int(4 * sigma_bins + 0.5)
     weights = [math.exp(-0.5 * (i / sigma_bins) ** 2) for i in range(-reach, reach + 1)]
     kept = [weight / sum(weights) for weight in weights if weight / sum(weights) > 0.01]

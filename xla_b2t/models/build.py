@@ -1,10 +1,12 @@
 """Makes the decoder that a configuration names, ours or the user's own.
 
-In: `[model]` of the configuration and the sizes of the data. Out: an `nn.Module` with float32 weights on the default device
-(`torch.device("meta")` as a context gives it no memory). Dtype and device are the trainer's affair.
+In: `[model]` of the configuration and the sizes of the data. Out: an `nn.Module` with float32 weights on the default
+device (`torch.device("meta")` as a context gives it no memory). Dtype and device are the trainer's affair.
 """
 
 import importlib.util
+import inspect
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,12 +27,12 @@ def build_model(config: ModelConfig, sizes: Sizes) -> nn.Module:
         sizes: features, days and classes of the data.
 
     Raises:
-        UserError: no such model, an option it does not know, or a factory that cannot be loaded or gives no `nn.Module`.
+        UserError: no such model, an option it does not know, or a factory that cannot be loaded or gives no decoder.
     """
     if config.factory:
         return _build_users(config, sizes)
     if config.name == "gru_decoder":
-        options = decode(GruDecoderOptions, config.options, "gru_decoder", "model.options")
+        options = decode(GruDecoderOptions, config.options, "configuration", "model.options")
         _refuse(options)
         return GruDecoder(sizes, options)
     raise UserError(
@@ -53,7 +55,16 @@ def _refuse(options: GruDecoderOptions) -> None:
 
 def _build_users(config: ModelConfig, sizes: Sizes) -> nn.Module:
     function = _load(config.factory)
-    model = function(sizes, dict(config.options))
+    options = dict(config.options)
+    try:
+        inspect.signature(function).bind(sizes, options)
+    except TypeError as error:
+        raise UserError(
+            f"the function cannot be called with (sizes, options): {error}",
+            config.factory,
+            "define it with two parameters",
+        ) from None
+    model = function(sizes, options)
     if not isinstance(model, nn.Module):
         raise UserError(
             f"the factory returned {type(model).__name__}, a torch.nn.Module is needed",
@@ -83,6 +94,7 @@ def _load(factory: str) -> Callable[[Sizes, dict[str, Any]], Any]:
     if spec is None or spec.loader is None:
         raise UserError(f"{path} is not a Python file", f"model.factory: {factory}", "name a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickle look a module up by its name
     try:
         spec.loader.exec_module(module)
     except (ImportError, SyntaxError) as error:

@@ -1,6 +1,6 @@
 """Connectionist temporal classification: the loss of a label sequence without an alignment, inside the XLA graph.
 
-Graves et al. 2006. In: class scores by step, labels, lengths. Out: one loss a trial, float32, with an analytic gradient.
+Graves et al. 2006. In: class scores by step, labels, lengths. Out: one float32 loss a trial, with an analytic gradient.
 `torch.nn.functional.ctc_loss` has no lowering for XLA: it would run on the host and cut the graph in two.
 
 How it is laid out:
@@ -10,8 +10,9 @@ How it is laid out:
   no gather by length), and the end state, which then is somewhere inside, is where the recursion starts. So both run as
   one scan, stacked on the batch axis: half as many sequential steps.
 - Occupancies of label states are enough: what is left of a step's probability is blank.
-- Classes are picked by comparing and summing, K terms a label. A gather or scatter of single elements is slow on a TPU; a
-  matmul would round float32 operands to bfloat16 there. The comparison is never stored: it is fused into the sum.
+- Classes are picked by comparing and summing, K terms a label. A gather or scatter of single elements is slow on a TPU,
+  and a matmul with a membership matrix would round float32 operands to bfloat16 there. XLA fuses the comparison into
+  the sum and never stores it (PyTorch on plain CPU tensors does: P x B x L x K values for a moment).
 """
 
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xla_b2t.models.scalars import scalar_like
 from xla_b2t.xla.scan import Tensors, scan
 
 _IMPOSSIBLE = -1e30
@@ -29,15 +31,15 @@ def ctc_loss(logits_BPK: Tensor, labels_BL: Tensor, steps_B: Tensor, label_lengt
     """Negative log-probability of the labels, summed over all alignments; nothing is averaged.
 
     Args:
-        logits_BPK: class scores before the softmax, any floating dtype; class 0 is the blank. The softmax and everything
-            after it are float32, and the gradient comes back in the dtype of the logits.
+        logits_BPK: class scores before the softmax, any floating dtype; class 0 is the blank. The softmax and all that
+            follows are float32, and the gradient comes back in the dtype of the logits.
         labels_BL: int32, 1 to K - 1, padded on the right with anything.
         steps_B: int32, 1 to P: real steps of each trial. Logits from there on do not matter and get a gradient of 0.
         label_lengths_B: int32, 0 to L: real labels of each trial.
 
     Returns:
-        loss_B, float32. Labels that do not fit into the steps (a repeated label needs a blank in between) give a loss of
-        about 1e30 and a gradient of 0: large enough to see, finite, and harmless to the rest of the batch.
+        loss_B, float32. Labels that do not fit into the steps (a repeated label needs a blank in between) give a loss
+        of about 1e30 and a gradient of 0: large enough to see, finite, and harmless to the rest of the batch.
     """
     return _Ctc.apply(logits_BPK, labels_BL, steps_B, label_lengths_B)
 
@@ -54,20 +56,20 @@ class _Ctc(torch.autograd.Function):
         place_M = _count(labels_BL.shape[1] + 1, labels_BL)
         length_B1 = label_lengths_B.unsqueeze(1)
 
-        start_BM = (place_M == 0).expand(labels_BL.shape[0], -1)
+        start_BM = (place_M == place_M[:1]).expand(labels_BL.shape[0], -1)
         if not ctx.needs_input_grad[0]:
             last, _ = _paths(start_BM, labels_BL, emission_PBM, real_PB1)
             return -_total(*last, place_M, length_B1)
         emission_back = torch.cat([emission_PBM[:, :, :1], label_PBL.flip(2)], dim=2).flip(0)
         (blank, label), before_PNL = _paths(
-            torch.cat([start_BM, place_M + length_B1 == labels_BL.shape[1]]),
+            torch.cat([start_BM, place_M + length_B1 == place_M[-1:]]),
             torch.cat([labels_BL, labels_BL.flip(1)]),
             torch.cat([emission_PBM, emission_back], dim=1),
             torch.cat([real_PB1, real_PB1.flip(0)], dim=1),
         )
         half = labels_BL.shape[0]
         total_B = _total(blank[:half], label[:half], place_M, length_B1)
-        is_possible_B = total_B > _IMPOSSIBLE / 2
+        is_possible_B = total_B > scalar_like(_IMPOSSIBLE / 2, total_B)
 
         # A path is at a label with what led to it, the label itself, and what follows.
         at_label_PBL = before_PNL[:, :half] + label_PBL + before_PNL[:, half:].flip(0, 2)
@@ -100,8 +102,9 @@ def _paths(start_NM: Tensor, labels_NL: Tensor, emission_PNM: Tensor, real_PN1: 
     """
     nothing_NM = torch.full(start_NM.shape, _IMPOSSIBLE, dtype=emission_PNM.dtype, device=emission_PNM.device)
     zero_NM = torch.zeros_like(nothing_NM)
-    is_repeat_NL = torch.cat([torch.zeros_like(labels_NL[:, :1]), labels_NL[:, 1:] == labels_NL[:, :-1]], dim=1)
-    barrier_NL = torch.where(is_repeat_NL > 0, nothing_NM[:, 1:], zero_NM[:, 1:])
+    is_no_repeat_N1 = torch.zeros_like(labels_NL[:, :1], dtype=torch.bool)
+    is_repeat_NL = torch.cat([is_no_repeat_N1, labels_NL[:, 1:] == labels_NL[:, :-1]], dim=1)
+    barrier_NL = torch.where(is_repeat_NL, nothing_NM[:, 1:], zero_NM[:, 1:])
     carry = (torch.where(start_NM, zero_NM, nothing_NM), nothing_NM[:, 1:])
     carry, (before_PNL,) = scan(_step, carry, (emission_PNM, real_PN1), (barrier_NL, nothing_NM[:, :1]))
     return carry, before_PNL
@@ -111,8 +114,8 @@ def _step(carry: Tensors, x: Tensors, constants: Tensors) -> tuple[Tensors, Tens
     blank_NM, label_NL = carry
     emission_NM, real_N1 = x
     barrier_NL, nothing_N1 = constants
-    # A blank is reached from itself and from the label before it; a label from itself, from the blank before it, and from
-    # the label before that unless the two are the same.
+    # A blank is reached from itself and from the label before it; a label from itself, from the blank before it, and
+    # from the label before that unless the two are the same.
     previous_NM = torch.cat([nothing_N1, label_NL], dim=1)
     to_blank_NM = _add(blank_NM, previous_NM)
     to_label_NL = _add(label_NL, blank_NM[:, :-1], previous_NM[:, :-1] + barrier_NL)
@@ -144,4 +147,4 @@ def _count(length: int, like: Tensor) -> Tensor:
 
 
 def _where(condition: Tensor, value: Tensor, otherwise: float) -> Tensor:
-    return torch.where(condition, value, torch.full((), otherwise, dtype=value.dtype, device=value.device))
+    return torch.where(condition, value, scalar_like(otherwise, value))

@@ -36,6 +36,7 @@ class DayAffine(nn.Module):
         Returns:
             A tensor like `features_BTC`.
         """
+        assert features_BTC.dtype == self.day_weight.dtype, f"{features_BTC.dtype} meets {self.day_weight.dtype}"
         weight_BCC = select_days(self.day_weight, days_B)
         bias_BC = select_days(self.day_bias, days_B)
         return softsign(add_day_bias(torch.bmm(features_BTC, weight_BCC), bias_BC))
@@ -56,8 +57,8 @@ class _SelectDays(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (days_B,) = ctx.saved_tensors
-        # A scatter-add of whole matrices is serial on a TPU and, in bfloat16, rounds after each trial of a day. A matmul
-        # with the (D, B) membership matrix does the same sum in the matrix unit, accumulated in float32.
+        # A scatter-add of whole matrices is serial on a TPU and, in bfloat16, rounds after each trial of a day. A
+        # matmul with the (D, B) membership matrix does the same sum in the matrix unit, accumulated in float32.
         all_days = torch.arange(ctx.shape[0], device=grad.device, dtype=days_B.dtype)
         member_DB = (all_days.unsqueeze(1) == days_B.unsqueeze(0)).to(grad.dtype)
         return (member_DB @ grad.flatten(1)).view(ctx.shape), None

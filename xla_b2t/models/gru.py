@@ -1,12 +1,12 @@
 """A stack of GRU layers as two scans: one forward over time, one backward with a hand-written gradient.
 
-In: a time-major sequence and the first hidden states. Out: the hidden states of the last layer. Parameters have the names,
-shapes and gate order (reset, update, new) of `torch.nn.GRU`, so published weights load as they are.
+In: a sequence with its steps first, and first hidden states. Out: the hidden states of the last layer. Parameters have
+the names, shapes and gate order (reset, update, new) of `torch.nn.GRU`, so published weights load as they are.
 
 What differs from autograd through a scan, and why:
-- Everything that does not depend on the previous step is one matmul or one fused pass over all steps, outside the loops:
-  the input projection, the gates' derivatives, every weight gradient. Autograd through a scan stacks one weight gradient
-  a time step, gigabytes at real sizes.
+- Everything that does not depend on the previous step is one matmul or one fused pass over all steps, outside the
+  loops: the input projection, the gates' derivatives, every weight gradient. Autograd through a scan stacks one weight
+  gradient a time step, gigabytes at real sizes.
 - Given the gates, the gradient's recursion is linear in the incoming gradient. So the derivatives are worked out before
   the backward loop, which is left with a product, a matmul and a sum.
 - bfloat16 in gives bfloat16 throughout; matmuls over time and trials accumulate in float32 inside the matrix unit, and
@@ -57,17 +57,18 @@ class GruStack(nn.Module):
 
         Args:
             inputs_PBF: the sequence, steps first.
-            initial_LBH: first hidden state of each layer, dtype of the sequence; (L or 1, B or 1, H), where 1 is shared.
+            initial_LBH: first hidden state of each layer, (L or 1, B or 1, H), where 1 is shared; same dtype.
 
         Returns:
             hidden_PBH, the last layer's hidden state after each step.
         """
-        assert initial_LBH.dtype == inputs_PBF.dtype, f"h0 is {initial_LBH.dtype}, the sequence {inputs_PBF.dtype}"
+        dtypes = {inputs_PBF.dtype, initial_LBH.dtype, *(parameter.dtype for parameter in self.parameters())}
+        assert len(dtypes) == 1, f"sequence, first states and weights are of several dtypes: {dtypes}"
         sequence = inputs_PBF
         for layer in range(self.layers):
             if layer > 0:
                 sequence = dropout(sequence, self.dropout, self.training)
-            initial_BH = initial_LBH[layer if initial_LBH.shape[0] > 1 else 0]
+            initial_BH = initial_LBH[layer] if initial_LBH.shape[0] > 1 else initial_LBH.squeeze(0)
             weights = (getattr(self, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
             sequence = gru_layer(sequence, initial_BH, *weights)
         return sequence
@@ -81,7 +82,7 @@ def gru_layer(
     Args:
         inputs_PBF: the sequence, steps first.
         initial_BH: first hidden state; one row stands for every trial.
-        weight_ih, weight_hh, bias_ih, bias_hh: (3H, F), (3H, H), (3H,), (3H,) with gates in the order reset, update, new.
+        weight_ih, weight_hh, bias_ih, bias_hh: (3H, F), (3H, H), (3H,), (3H,); gates in the order reset, update, new.
 
     Returns:
         hidden_PBH.
@@ -109,9 +110,10 @@ class _GruLayer(torch.autograd.Function):
     def backward(ctx: Any, grad_PBH: Tensor) -> tuple[Tensor | None, ...]:
         x_PBF, h0, w_ih, w_hh, h_PBH, gates_PBG, recurrent_PBH = ctx.saved_tensors
         previous_PBH = torch.cat([h0.expand(1, *h_PBH.shape[1:]), h_PBH[:-1]])
-        reset, update, new = gates_PBG.chunk(3, dim=2)
-        # Derivatives of the new state with respect to the gates' arguments; for `new`, once as the input projection sees
-        # it and once as the recurrent one does, behind the reset gate.
+        size = h_PBH.shape[2]
+        reset, update, new = gates_PBG[:, :, :size], gates_PBG[:, :, size : 2 * size], gates_PBG[:, :, 2 * size :]
+        # Derivatives of the new state with respect to the gates' arguments. That of `new` is what the input projection
+        # sees; the recurrent one sees it through the reset gate.
         d_new = (1 - update) * (1 - new * new)
         d_update = (previous_PBH - new) * update * (1 - update)
         d_reset = d_new * recurrent_PBH * reset * (1 - reset)
@@ -139,7 +141,7 @@ def _cell(h_BH: Tensor, x_BG: Tensor, w_HG: Tensor, b_new_H: Tensor) -> tuple[Te
     reset, update = both[:, :size], both[:, size:]
     recurrent_new = recurrent_BG[:, 2 * size :] + b_new_H
     new = torch.tanh(x_BG[:, 2 * size :] + reset * recurrent_new)
-    return (1 - update) * new + update * h_BH, reset, update, new, recurrent_new
+    return new + update * (h_BH - new), reset, update, new, recurrent_new
 
 
 def _step(carry: Tensors, x: Tensors, constants: Tensors) -> tuple[Tensors, Tensors]:

@@ -1,7 +1,7 @@
 """The published baseline decoder: day layer, patches, a stack of GRU layers, a linear head.
 
-In: features, lengths, days. Out: class scores a step (`models/protocol.py`). At 512 features, 45 days and 41 classes it has
-44,315,177 parameters. Initialised as there: identity day layers, orthogonal recurrent weights, Xavier everything else.
+In: features, lengths, days. Out: class scores a step (`models/protocol.py`). At 512 features, 45 days and 41 classes it
+has 44,315,177 parameters. Initialised as there: identity day layers, orthogonal recurrent weights, Xavier elsewhere.
 """
 
 import msgspec

@@ -19,8 +19,8 @@ def patch_steps(input_bins: int, patch_bins: int, patch_stride: int) -> int:
 def patch_steps_of(input_bins_B: Tensor, steps: int, patch_bins: int, patch_stride: int) -> Tensor:
     """`patch_steps` of each trial on the device: steps_B, int32, at least 1 and at most `steps` (P).
 
-    torch_xla lowers an integer division to a float32 one, which a TPU rounds as it likes: so the ends of the patches that
-    fit are counted instead.
+    torch_xla lowers an integer division to a float32 one, which a TPU rounds as it likes: so the patches that fit are
+    counted instead.
     """
     ends = torch.arange(1, steps, dtype=torch.int32, device=input_bins_B.device) * patch_stride + patch_bins
     return (input_bins_B.unsqueeze(1) >= ends).sum(dim=1, dtype=torch.int32) + 1

@@ -1,7 +1,7 @@
 """What the trainer asks of a decoder, whoever wrote it.
 
-In: features of a batch of trials, their lengths and their days. Out: class scores for every output step, and how many of
-those steps are real. Smoothing and noise are done before (`models/augment.py`), the loss after (`models/ctc.py`).
+In: features of a batch of trials, their lengths and their days. Out: class scores for every output step, and how many
+of those steps are real. Smoothing and noise are done before (`models/augment.py`), the loss after (`models/ctc.py`).
 """
 
 from dataclasses import dataclass

@@ -79,9 +79,7 @@ def _build_loop(step: Step, carry: Tensors, xs: Tensors, constants: Tensors, rev
     body, body_inputs, ys_like = _lower_step(step, carry, xs, constants)
     builder = xb.create_builder("scan")
     inputs = [xb.mkparam(builder, i, xb.tensor_shape(t)) for i, t in enumerate((*carry, *xs, *constants))]
-    stacks = [
-        xb.Op.zero(builder, xb.Op.from_torch_type(y.dtype)).broadcast((length, *y.shape)) for y in ys_like
-    ]
+    stacks = [xb.Op.zero(builder, xb.Op.from_torch_type(y.dtype)).broadcast((length, *y.shape)) for y in ys_like]
     first_x, first_constant, first_stack = len(carry), len(carry) + len(xs), len(inputs)
 
     def scalar(value: int) -> Any:

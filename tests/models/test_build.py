@@ -1,0 +1,169 @@
+"""From `[model]` to a module: ours, the user's, and every mistake in between."""
+
+import pytest
+import torch
+
+from xla_b2t.config import ModelConfig
+from xla_b2t.errors import UserError
+from xla_b2t.models.build import build_model
+from xla_b2t.models.protocol import Sizes
+
+SIZES = Sizes(num_features=6, num_days=3, num_classes=5)
+SMALL = {"patch_bins": 4, "patch_stride": 2, "hidden": 8, "layers": 2}
+
+
+def refused(config):
+    with pytest.raises(UserError) as caught:
+        build_model(config, SIZES)
+    return caught.value.what, caught.value.where, caught.value.fix
+
+
+def test_build_gru_decoder_has_the_published_number_of_parameters_without_memory():
+    with torch.device("meta"):
+        model = build_model(ModelConfig(), Sizes(512, 45, 41))
+    assert sum(parameter.numel() for parameter in model.parameters()) == 44_315_177
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+
+
+def test_build_gru_decoder_takes_options_and_gives_float32():
+    model = build_model(ModelConfig(options=SMALL), SIZES)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert model.gru.weight_ih_l0.shape == (24, 24)
+    assert model.output_steps(10) == 4
+
+
+def test_build_of_an_unknown_model_names_the_known():
+    what, where, fix = refused(ModelConfig(name="transformer"))
+    assert what == "there is no model 'transformer'; known: gru_decoder"
+    assert where == "model.name"
+    assert "model.factory" in fix
+
+
+def test_build_with_an_unknown_option_suggests_the_nearest():
+    what, where, fix = refused(ModelConfig(options={"hiden": 5}))
+    assert what == "unknown key model.options.hiden"
+    assert where == "configuration: model.options.hiden"
+    assert fix == "did you mean model.options.hidden?"
+
+
+def test_build_with_an_option_of_the_wrong_type_names_it():
+    what, where, fix = refused(ModelConfig(options={"hidden": "wide"}))
+    assert what == "model.options.hidden is 'wide', expected an integer"
+    assert where == "configuration: model.options.hidden"
+    assert "model.options.hidden" in fix
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"), [("layers", 0, "at least 1"), ("dropout", 1.0, "a probability from 0 to 0.99")]
+)
+def test_build_with_an_option_out_of_range_says_the_range(name, value, expected):
+    what, where, fix = refused(ModelConfig(options={name: value}))
+    assert f"{name} is {value}" in what
+    assert expected in what
+    assert where == f"model.options.{name}"
+    assert name in fix
+
+
+USERS_MODEL = """
+from dataclasses import dataclass
+
+import torch
+
+from xla_b2t.models.protocol import DecoderOutput
+
+
+@dataclass
+class Settings:
+    width: int
+
+
+class Mine(torch.nn.Module):
+    def __init__(self, sizes, settings):
+        super().__init__()
+        self.out = torch.nn.Linear(sizes.num_features, sizes.num_classes)
+        self.settings = settings
+
+    def forward(self, features_BTC, input_bins_B, days_B):
+        return DecoderOutput(self.out(features_BTC), input_bins_B)
+
+    def output_steps(self, input_bins):
+        return input_bins
+
+
+def build(sizes, options):
+    return Mine(sizes, Settings(**options))
+
+
+def build_number(sizes, options):
+    return 5
+
+
+def build_half(sizes, options):
+    return torch.nn.Linear(2, 2)
+
+
+def build_alone():
+    return None
+"""
+
+
+@pytest.fixture
+def users_file(tmp_path):
+    path = tmp_path / "my_model.py"
+    path.write_text(USERS_MODEL)
+    return path
+
+
+def test_build_by_a_users_factory_passes_sizes_and_options(users_file):
+    model = build_model(ModelConfig(factory=f"{users_file}:build", options={"width": 7}), SIZES)
+    assert model.out.weight.shape == (5, 6)
+    assert model.settings.width == 7
+
+
+@pytest.mark.parametrize("factory", ["my_model.py", "my_model.py:", ":build"])
+def test_build_by_a_factory_without_file_or_function_shows_the_form(factory):
+    what, where, fix = refused(ModelConfig(factory=factory))
+    assert what == f"{factory!r} is not file.py:function"
+    assert where == "model.factory"
+    assert 'factory = "path/to/my_model.py:build"' in fix
+
+
+def test_build_by_a_factory_in_no_file_names_the_path(tmp_path):
+    what, where, fix = refused(ModelConfig(factory=f"{tmp_path}/none.py:build"))
+    assert what == f"there is no file {tmp_path}/none.py"
+    assert where.startswith("model.factory: ")
+    assert "existing" in fix
+
+
+@pytest.mark.parametrize(
+    ("function", "message", "advice"),
+    [
+        ("missing", "there is no function missing in it", "define missing(sizes, options)"),
+        ("build_number", "the factory returned int, a torch.nn.Module is needed", "return the model"),
+        ("build_half", "the model Linear has no method output_steps", "add output_steps"),
+        ("build_alone", "cannot be called with (sizes, options): too many positional", "two parameters"),
+    ],
+)
+def test_build_by_a_factory_that_gives_no_decoder_says_what_is_missing(users_file, function, message, advice):
+    what, where, fix = refused(ModelConfig(factory=f"{users_file}:{function}"))
+    assert message in what
+    assert str(users_file) in where
+    assert advice in fix
+
+
+@pytest.mark.parametrize("text", ["import no_such_package_here\n", "def build(:\n"])
+def test_build_by_a_factory_in_a_file_that_cannot_be_imported_says_why(tmp_path, text):
+    path = tmp_path / "broken.py"
+    path.write_text(text)
+    what, where, fix = refused(ModelConfig(factory=f"{path}:build"))
+    assert what.startswith("the file cannot be imported: ")
+    assert where == str(path)
+    assert fix == "correct the file"
+
+
+def test_build_by_a_factory_that_is_no_python_file_says_so(tmp_path):
+    path = tmp_path / "model.txt"
+    path.write_text("")
+    what, _, fix = refused(ModelConfig(factory=f"{path}:build"))
+    assert what == f"{path} is not a Python file"
+    assert ".py" in fix
