@@ -4,7 +4,6 @@ In: features and lengths of a batch. Out: the same shapes, changed. Nothing is r
 Random numbers come from the device's generator; who trains sets it for every micro-step (`xla/device.py`).
 """
 
-import functools
 import math
 from collections.abc import Callable
 
@@ -74,9 +73,8 @@ def shift_start(
     return shifted_BTC, input_bins_B - shift_B
 
 
-@functools.lru_cache(maxsize=64)
 def _least_bins(output_steps: Callable[[int], int], bins: int) -> tuple[int, ...]:
-    """For 0, 1, ... steps the fewest bins that give them; the last entry stands for what no number up to `bins` gives."""
+    """For 0, 1, ... steps the fewest bins that give them; the last entry is for steps that `bins` do not give."""
     least: list[int] = [0]
     for count in range(bins + 1):
         while len(least) <= output_steps(count):
