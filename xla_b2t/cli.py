@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     try:
         args = parse(argv)
-        return args.run(args) or 0
+        return args._run(args) or 0
     except UserError as error:
         _tell(error, as_json="--json" in argv)
         return 2
@@ -85,11 +85,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """
     args, unknown = build_parser(argv).parse_known_args(argv)
     if unknown:
-        options = list(args.parser._option_string_actions)
+        options = list(args._parser._option_string_actions)
         raise UserError(
             f"unknown argument {' '.join(unknown)}",
             "the command line",
-            _nearest(f"'{unknown[0]}'", options) or f"see {args.parser.prog} --help",
+            _nearest(f"'{unknown[0]}'", options) or f"see {args._parser.prog} --help",
         )
     return args
 
@@ -111,7 +111,7 @@ def build_parser(argv: list[str]) -> Parser:
         )
         module.add_arguments(command)
         command.add_argument("--json", action="store_true", help="print the result, or the error, as JSON on stdout")
-        command.set_defaults(run=module.run, parser=command)
+        command.set_defaults(_run=module.run, _parser=command)  # names that no option of a command has
     return parser
 
 
