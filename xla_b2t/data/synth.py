@@ -60,7 +60,7 @@ class SynthSettings:
     seed: int = 0
     bins_per_phoneme: float = 7.0
     silence_bins: float = 12.0
-    signal: float = 0.5
+    signal: float = 0.25
     drift: float = 0.25
     sentences: str = ""
     gzip: bool = False
