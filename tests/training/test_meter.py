@@ -15,6 +15,16 @@ def test_meter_remaining_time_follows_from_the_pace():
     assert meter.remaining_s(41.0) == pytest.approx(179.0)
 
 
+def test_meter_remaining_time_leaves_compiles_out():
+    meter, now = Meter(total=100, first_step=0, now=0.0), 0.0
+    for step in range(1, 21):
+        meter.phase = "compile" if step in (1, 2, 9) else "train"
+        now += 60.0 if meter.phase == "compile" else 1.0
+        meter.update(step, None, 10.0, now)
+    # 17 seconds of steps for 19 of them; the three compiles are behind us.
+    assert meter.remaining_s(now) == pytest.approx(80 * 17 / 19)
+
+
 def test_meter_remaining_time_forgets_what_was_long_ago():
     meter = Meter(total=1000, first_step=0, now=0.0)
     for step in range(1, 11):

@@ -69,10 +69,11 @@ class Display:
         meter = self._meter
         curve_width = (width - 62) // 2 if self._unicode else 0
         line = Text(" " * (LABEL_WIDTH + 2), no_wrap=True, overflow="ellipsis")
-        if not meter.losses.points:
-            return line.append("waiting for the first step: each length of trial compiles once", style="dim")
-        line.append("loss ", style="dim").append(f"{meter.losses.last:.3f} ", style="bold")
-        line.append(meter.losses.sparkline(min(curve_width, 24)) + "   ", style="yellow")
+        if not meter.trials_per_second and not meter.losses.points:
+            return line.append("each length of trial compiles once", style="dim")
+        if meter.losses.points:
+            line.append("loss ", style="dim").append(f"{meter.losses.last:.3f} ", style="bold")
+            line.append(meter.losses.sparkline(min(curve_width, 24)) + "   ", style="yellow")
         if meter.pers.points:
             line.append("val PER ", style="dim").append(f"{100 * meter.pers.last:.1f} % ", style="bold")
             line.append(meter.pers.sparkline(min(curve_width, 16)), style="green")

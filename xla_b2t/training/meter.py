@@ -31,16 +31,21 @@ class Meter:
         self.per_step = 0
         self.trials_per_second = 0.0
         self.began = now
+        self._last_update = now
+        self._compile_s = 0.0
         self._pace: deque[tuple[float, int]] = deque()
 
     def update(self, step: int, loss: float | None, trials_per_second: float, now: float) -> None:
-        """Takes an update; the loss is None where it was not read."""
+        """Takes an update that was made in the present phase; the loss is None where it was not read."""
         self.step = step
         self.trials_per_second = trials_per_second
         if loss is not None:
             self.losses.add(loss)
-        self._pace.append((now, step))
-        while len(self._pace) > 2 and now - self._pace[1][0] > RATE_WINDOW_S:
+        if self.phase == "compile":  # that is no pace: it happens once for each length of trial
+            self._compile_s += now - self._last_update
+        self._last_update = now
+        self._pace.append((now - self._compile_s, step))
+        while len(self._pace) > 2 and self._pace[-1][0] - self._pace[1][0] > RATE_WINDOW_S:
             self._pace.popleft()
 
     def validated(self, step: int, per: float) -> bool:
@@ -56,7 +61,7 @@ class Meter:
         (began, first), (ended, last) = self._pace[0], self._pace[-1]
         if last == first:
             return None
-        return max(0.0, (self.total - self.step) * (ended - began) / (last - first) - (now - ended))
+        return max(0.0, (self.total - self.step) * (ended - began) / (last - first) - (now - self._last_update))
 
     @property
     def share(self) -> float:
