@@ -18,7 +18,7 @@ EXAMPLE = "xla_b2t evaluate runs/demo --split test --output phonemes.jsonl"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this command."""
-    parser.add_argument("run", metavar="RUN", help="run directory, as train wrote it")
+    parser.add_argument("run_dir", metavar="RUN", help="run directory, as train wrote it")
     parser.add_argument("--checkpoint", default="best", metavar="WHICH", help="best (default), latest, or a .pt file")
     parser.add_argument("--split", default="val", help="train, val (default) or test")
     parser.add_argument("--data", metavar="DIR", help="groups to decode; default: those the run trained on")
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from xla_b2t.xla import spawn
     from xla_b2t.xla.machine import find_machine
 
-    run_dir = Path(args.run)
+    run_dir = Path(args.run_dir)
     if not run_dir.is_dir():
         raise UserError("there is no such run directory", str(run_dir), "give the directory that train wrote")
     folder = CheckpointFolder(run_dir)

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     num_ranks = machine.ranks(config.run.cores)
     spawn.prepare(machine)
     if is_demo:
-        from xla_b2t.commands.demo import make_demo_data
+        from xla_b2t.commands.demo_data import make_demo_data
 
         make_demo_data(Path(config.data.dir))
     resume = _settle_run_dir(Path(config.run.dir), args.resume, args.overwrite or (is_demo and not args.resume))

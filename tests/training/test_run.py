@@ -1,0 +1,247 @@
+"""Whole runs through the command line: ranks are processes, as a user has them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from xla_b2t.data.groups import open_group_set
+from xla_b2t.data.prebatch import PrebatchSettings, prebatch
+from xla_b2t.data.synth import SynthSettings, synthesize
+from xla_b2t.training.checkpoint import CheckpointFolder, load_file
+
+CONFIG = """
+[data]
+dir = "{groups}"
+[model]
+dtype = "float32"
+[model.options]
+patch_bins = 4
+patch_stride = 2
+hidden = 16
+layers = 1
+dropout = 0.0
+input_dropout = 0.0
+[augment]
+white_noise_std = 0.0
+constant_offset_std = 0.0
+start_shift_bins = 0
+[optimizer]
+eps = 1e-6
+rate = {{ peak = 1e-2, final = 1e-3, warmup_steps = 2, decay_steps = 40 }}
+day_rate = {{ peak = 1e-2, final = 1e-3, warmup_steps = 2, decay_steps = 40 }}
+[train]
+steps = 6
+global_batch = 64
+log_every = 1
+[validation]
+every = 0
+"""
+NOISY = [
+    "model.dtype=bfloat16", "model.options.dropout=0.2", "model.options.input_dropout=0.2",
+    "augment.white_noise_std=0.5", "augment.constant_offset_std=0.2", "augment.start_shift_bins=2",
+]  # fmt: skip
+
+
+def make_groups(folder, num_buckets):
+    trials = folder / "trials"
+    synthesize(trials, SynthSettings(sessions=2, trials=40, features=16, seed=3, bins_per_phoneme=3.0, signal=1.0))
+    settings = PrebatchSettings(num_buckets=num_buckets, patch_bins=4, patch_stride=2, group_size=8)
+    prebatch(trials, folder / "groups", settings)
+    return folder / "groups"
+
+
+@pytest.fixture(scope="module")
+def groups(tmp_path_factory):
+    return make_groups(tmp_path_factory.mktemp("one"), num_buckets=1)
+
+
+@pytest.fixture(scope="module")
+def groups_4(tmp_path_factory):
+    return make_groups(tmp_path_factory.mktemp("four"), num_buckets=4)
+
+
+def command(groups, run_dir, *arguments, cores=1, keys=()):
+    config = run_dir.parent / f"{run_dir.name}.toml"
+    config.write_text(CONFIG.format(groups=groups))
+    options = [option for key in [f"run.dir={run_dir}", *keys] for option in ("--set", key)]
+    return [
+        sys.executable, "-m", "xla_b2t.launch", "--config", str(config), "--cores", str(cores), *options, *arguments
+    ]  # fmt: skip
+
+
+def train(groups, run_dir, *arguments, cores=1, keys=()):
+    """Runs to the end and returns summary.json."""
+    shown = subprocess.run(
+        command(groups, run_dir, "--json", *arguments, cores=cores, keys=keys), capture_output=True, text=True, timeout=300
+    )
+    assert shown.returncode == 0, shown.stderr
+    return json.loads(shown.stdout)
+
+
+def losses(run_dir):
+    lines = (run_dir / "events.jsonl").read_text().splitlines()
+    return [event["loss"] for event in map(json.loads, lines) if event["kind"] == "train"]
+
+
+def weights(run_dir):
+    return load_file(CheckpointFolder(run_dir).find("latest")).state.weights
+
+
+def test_run_on_1_2_4_and_8_ranks_gives_one_loss_curve(groups, tmp_path):
+    curves = {}
+    for cores in (1, 2, 4, 8):
+        summary = train(groups, tmp_path / f"r{cores}", cores=cores)
+        assert (summary["cores"], summary["steps"], summary["global_batch"]) == (cores, 6, 64)
+        curves[cores] = losses(tmp_path / f"r{cores}")
+    assert len(curves[1]) == 6 and curves[1][-1] < curves[1][0]
+    for cores in (2, 4, 8):
+        np.testing.assert_allclose(curves[cores], curves[1], rtol=2e-5)
+        for name, weight in weights(tmp_path / f"r{cores}").items():
+            np.testing.assert_allclose(weight, weights(tmp_path / "r1")[name], rtol=1e-3, atol=2e-5, err_msg=name)
+
+
+def test_run_with_accumulation_equals_one_large_batch(groups, tmp_path):
+    train(groups, tmp_path / "whole")
+    summary = train(groups, tmp_path / "parts", keys=["train.accumulation=4"])
+    np.testing.assert_allclose(losses(tmp_path / "parts"), losses(tmp_path / "whole"), rtol=2e-5)
+    assert summary["compiles"] == 2, "a micro-step and applying, however many micro-steps there are"
+
+
+def test_run_of_two_epochs_in_four_buckets_compiles_each_graph_once(groups_4, tmp_path):
+    keys = [*NOISY, "train.global_batch=16", "validation.every=5", "train.steps=22"]
+    summary = train(groups_4, tmp_path / "run", keys=keys)
+    buckets = {split: set(index.bucket_G.tolist()) for split, index in open_group_set(groups_4).splits.items()}
+    assert buckets["train"] == {0, 1, 2, 3}
+    assert summary["compiles"] == len(buckets["train"]) + len(buckets["val"])
+    assert (summary["compiles_after_warmup"], summary["host_fallbacks"]) == (0, 0)
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert events[-1]["step"] == 22
+    assert max(event.get("epoch", 0) for event in events) >= 2
+
+
+def test_run_resumed_equals_the_uninterrupted_one(groups, tmp_path):
+    train(groups, tmp_path / "whole", keys=NOISY)
+    train(groups, tmp_path / "parts", keys=[*NOISY, "train.steps=3"])
+    summary = train(groups, tmp_path / "parts", "--resume", keys=NOISY)
+    assert (summary["resumed_from"], summary["steps"]) == (3, 6)
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    for name, weight in weights(tmp_path / "parts").items():
+        np.testing.assert_array_equal(weight, weights(tmp_path / "whole")[name], err_msg=name)
+
+
+def test_run_dir_that_holds_a_run_is_not_overwritten(groups, tmp_path):
+    train(groups, tmp_path / "run", keys=["train.steps=1"])
+    shown = subprocess.run(command(groups, tmp_path / "run"), capture_output=True, text=True, timeout=120)
+    assert shown.returncode == 2
+    assert "this directory holds a run" in shown.stderr and "--resume" in shown.stderr
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    train(groups, tmp_path / "run", "--overwrite", keys=["train.steps=1"])
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+
+
+def test_run_evaluated_again_gives_the_same_rate_on_any_number_of_ranks(groups_4, tmp_path):
+    keys = ["train.steps=3", "validation.every=3"]
+    summary = train(groups_4, tmp_path / "run", cores=2, keys=keys)
+    results = []
+    for cores in ("1", "3"):
+        output = tmp_path / f"{cores}.jsonl"
+        shown = subprocess.run(
+            [sys.executable, "-m", "xla_b2t", "evaluate", str(tmp_path / "run"), "--json", "--cores", cores]
+            + ["--output", str(output)],
+            capture_output=True, text=True, timeout=200,
+        )  # fmt: skip
+        assert shown.returncode == 0, shown.stderr
+        results.append(json.loads(shown.stdout))
+    assert results[0]["per"] == results[1]["per"] == pytest.approx(summary["best_val_per"], abs=1e-9)
+    assert results[0]["per_by_day"] == pytest.approx(summary["val_per_by_day"])
+    assert (tmp_path / "1.jsonl").read_text().count("\n") == results[0]["trials"] > 0
+
+
+def test_evaluate_of_test_split_writes_sequences_without_labels(groups, tmp_path):
+    train(groups, tmp_path / "run", keys=["train.steps=1"])
+    shown = subprocess.run(
+        [sys.executable, "-m", "xla_b2t", "evaluate", str(tmp_path / "run"), "--split", "test"]
+        + ["--checkpoint", "latest", "--output", str(tmp_path / "out" / "test.jsonl")],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert shown.returncode == 0, shown.stderr
+    lines = [json.loads(line) for line in (tmp_path / "out" / "test.jsonl").read_text().splitlines()]
+    manifest = json.loads((groups / "report.json").read_text())
+    assert len(lines) == len({line["trial"] for line in lines}) == manifest["splits"]["test"]["kept"]
+    assert all(line["reference"] is None and isinstance(line["phonemes"], list) for line in lines)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_run_interrupted_leaves_no_rank_and_says_where_to_go_on(groups, tmp_path, number):
+    parent = subprocess.Popen(
+        command(groups, tmp_path / "run", cores=3, keys=["train.steps=100000", "train.checkpoint_every=2"]),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    until = time.monotonic() + 120
+    while not (tmp_path / "run" / "checkpoints" / "manifest.json").exists() and time.monotonic() < until:
+        time.sleep(0.2)
+    ranks = [pid for pid in _pids_with("forkserver") if str(parent.pid) in _ancestors(pid)]
+    assert len(ranks) >= 3
+    began = time.monotonic()
+    parent.send_signal(number)
+    _, shown = parent.communicate(timeout=60)
+    assert time.monotonic() - began < 60
+    assert parent.returncode == 128 + number
+    last = shown.strip().splitlines()[-1]
+    assert f"interrupted by {signal.Signals(number).name}" in last and "--resume" in last
+    time.sleep(0.5)
+    assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists()]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+
+
+def test_run_with_fewer_groups_than_ranks_says_how_many_are_needed(groups, tmp_path):
+    shown = subprocess.run(
+        command(groups, tmp_path / "run", cores=11), capture_output=True, text=True, timeout=120
+    )
+    assert shown.returncode == 2
+    assert "at least 11" in shown.stderr and "fewer --cores" in shown.stderr
+
+
+def test_run_with_damaged_group_names_file_and_group(groups, tmp_path):
+    import shutil
+
+    copy = tmp_path / "groups"
+    shutil.copytree(groups, copy)
+    content = bytearray((copy / "train.h5").read_bytes())
+    content[len(content) // 2] ^= 255
+    (copy / "train.h5").write_bytes(content)
+    shown = subprocess.run(
+        command(copy, tmp_path / "run", cores=2), capture_output=True, text=True, timeout=120
+    )
+    assert shown.returncode == 2, shown.stderr
+    assert "checksum" in shown.stderr and "train.h5:/groups/" in shown.stderr
+
+
+def _pids_with(text):
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if text in (path / "cmdline").read_text():
+                found.append(int(path.name))
+        except OSError:
+            continue
+    return found
+
+
+def _ancestors(pid):
+    found = []
+    while pid > 1:
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            break
+        found.append(str(pid))
+    return found
