@@ -155,6 +155,15 @@ def test_prebatch_onto_a_file_is_a_user_error(write_trials, tmp_path):
         prebatch(write_trials({}), tmp_path / "out", SMALL)
 
 
+def test_prebatch_folder_that_cannot_be_made_is_a_user_error(write_trials, tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError) as raised:
+        prebatch(write_trials({}), tmp_path / "file" / "out", SMALL)
+    assert "the folder cannot be made" in raised.value.what
+    assert raised.value.where == str(tmp_path / "file" / "out")
+    assert raised.value.fix == "choose another folder"
+
+
 def test_prebatch_too_little_room_is_a_user_error_before_writing(write_trials, tmp_path, monkeypatch):
     usage = type("usage", (), {"free": 10})
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage)

@@ -129,7 +129,9 @@ def test_synthesize_report_and_names(tmp_path):
     lengths = [node.attrs["n_time_steps"] for _, _, node in all_trials(tmp_path / "out")]
     assert report.mean_bins == pytest.approx(np.mean(lengths))
     assert report.longest_bins == max(lengths)
-    assert json.loads((tmp_path / "out" / "simulation.json").read_text())["features"] == 8
+    note = json.loads((tmp_path / "out" / "simulation.json").read_text())
+    assert note["complete"]
+    assert note["settings"]["features"] == 8
 
 
 def test_synthesize_into_a_used_folder_is_a_user_error(tmp_path):
@@ -150,6 +152,29 @@ def test_synthesize_over_a_simulation_needs_overwrite(tmp_path):
     assert "--overwrite" in raised.value.fix
     report = synthesize(tmp_path / "out", replace(TINY, overwrite=True))
     assert [path.name for path in sorted((tmp_path / "out").glob("t15.*"))] == list(report.sessions)
+
+
+def test_synthesize_interrupted_leaves_no_half_file_and_can_be_run_again(tmp_path):
+    def stop(stage, done, total):
+        if done == 1:
+            raise KeyboardInterrupt
+
+    settings = replace(TINY, sessions=2)
+    with pytest.raises(KeyboardInterrupt):
+        synthesize(tmp_path / "out", settings, stop)
+    assert not json.loads((tmp_path / "out" / "simulation.json").read_text())["complete"]
+    synthesize(tmp_path / "out", settings)
+    synthesize(tmp_path / "fresh", settings)
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "fresh")
+
+
+def test_synthesize_where_nothing_can_be_written_is_a_user_error(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError) as raised:
+        synthesize(tmp_path / "file" / "out", TINY)
+    assert "the trials cannot be written" in raised.value.what
+    assert raised.value.where == str(tmp_path / "file" / "out")
+    assert "another folder" in raised.value.fix
 
 
 def test_synthesize_own_sentences_are_said(tmp_path):

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--silence-bins", type=float, default=12.0, metavar="X", help="mean silence at either end, bins (default 12)"
     )
-    parser.add_argument("--signal", type=float, default=0.25, metavar="X", help="tuning against noise (default 0.25)")
+    parser.add_argument("--signal", type=float, default=0.4, metavar="X", help="tuning against noise (default 0.4)")
     parser.add_argument(
         "--drift", type=float, default=0.25, metavar="X", help="change of the tuning in a week, 0 to 1 (default 0.25)"
     )

@@ -151,7 +151,10 @@ def _our_files() -> set[str]:
 
 
 def _prepare_folder(out: Path, needed_bytes: int) -> None:
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"the folder cannot be made: {error.strerror}", str(out), "choose another folder") from None
     # The manifest goes first: from here until the new one, nobody takes the folder for complete.
     for name in sorted(_our_files(), key=lambda name: name != MANIFEST):
         (out / name).unlink(missing_ok=True)

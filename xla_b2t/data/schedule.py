@@ -96,11 +96,11 @@ class Schedule:
     def _take_from_epoch(self, step: int, epoch: int, position: int) -> Update:
         generator = _generator(self.seed, _EPOCH_STREAM, epoch, 0)
         order = generator.permutation(len(self.index.bucket_G))
-        chunks = []
+        chunks: list[tuple[int, np.ndarray]] = []
         for bucket in np.unique(self.index.bucket_G):
             groups = order[self.index.bucket_G[order] == bucket]
-            chunks += [(int(bucket), groups[i : i + self.groups_per_update])
-                       for i in range(0, len(groups), self.groups_per_update)]  # fmt: skip
+            starts = range(0, len(groups), self.groups_per_update)
+            chunks += [(int(bucket), groups[start : start + self.groups_per_update]) for start in starts]
         bucket, groups = chunks[generator.permutation(len(chunks))[position]]
         return Update(step, epoch, bucket, tuple(int(group) for group in groups))
 

@@ -1,6 +1,6 @@
 """A simulated participant in the layout of the public brain-to-text data. docs/FORMAT.md describes the layout.
 
-In: settings. Out: `<folder>/t15.YYYY.MM.DD/data_{train,val,test}.hdf5`, and `simulation.json` when all is written.
+In: settings. Out: `<folder>/t15.YYYY.MM.DD/data_{train,val,test}.hdf5`, and `simulation.json`.
 What is said comes from `sentences`, how it moves the mouth from `articulation`, what electrodes record from `tuning`.
 A sentence of `val` or `test` never occurs in `train`. The root of each file says that it is simulated.
 """
@@ -60,7 +60,7 @@ class SynthSettings:
     seed: int = 0
     bins_per_phoneme: float = 7.0
     silence_bins: float = 12.0
-    signal: float = 0.25
+    signal: float = 0.4
     drift: float = 0.25
     sentences: str = ""
     gzip: bool = False
@@ -117,21 +117,20 @@ def synthesize(out_dir: str | Path, settings: SynthSettings, progress: Progress 
     """Writes a simulated participant. The same settings give the same bytes.
 
     Raises:
-        UserError: the folder is in use, or there are fewer distinct sentences than trials.
+        UserError: the folder is in use or cannot be written, or there are fewer distinct sentences than trials.
     """
     out = Path(out_dir)
     names, gaps = _calendar(settings)
     places = [_places(settings, session) for session in range(settings.sessions)]
     sentences = draw_sentences(sum(len(of_session) for of_session in places), settings.seed, settings.sentences)
     _refuse_long(sentences, settings.sentences)
-    _prepare_folder(out, settings.overwrite)
-    tunings = session_tunings(settings.seed, gaps, settings.features, settings.signal, settings.drift)
-    remaining, lengths = iter(sentences), []
-    for session, name in enumerate(names):
-        progress("simulate", session, len(names))
-        said = [(place, next(remaining)) for place in places[session]]
-        lengths += _write_session(out / name, said, session, tunings[session], settings)
-    progress("simulate", len(names), len(names))
+    try:
+        _prepare_folder(out, settings.overwrite)
+        lengths = _write_sessions(out, names, gaps, places, sentences, settings, progress)
+    except OSError as error:
+        raise UserError(
+            f"the trials cannot be written: {error}", str(out), "make room, or give another folder"
+        ) from error
     report = SynthReport(
         folder=str(out),
         sessions=names,
@@ -142,9 +141,29 @@ def synthesize(out_dir: str | Path, settings: SynthSettings, progress: Progress 
         distinct_words=len({word.strip(".?") for sentence in sentences for word in sentence.text.lower().split()}),
         bytes=sum(file.stat().st_size for file in out.glob("*/*.hdf5")),
     )
-    with replacing(out / NOTE) as partial:
-        partial.write_text(json.dumps(_lasting(settings), indent=1) + "\n", encoding="utf-8")
     return report
+
+
+def _write_sessions(
+    out: Path,
+    names: tuple[str, ...],
+    gaps: list[int],
+    places: list[list[_Place]],
+    sentences: list[Sentence],
+    settings: SynthSettings,
+    progress: Progress,
+) -> list[int]:
+    """Writes every session and then the note that all is there; returns the length of every trial."""
+    tunings = session_tunings(settings.seed, gaps, settings.features, settings.signal, settings.drift)
+    remaining, lengths = iter(sentences), []
+    _write_note(out, settings, complete=False)
+    for session, name in enumerate(names):
+        progress("simulate", session, len(names))
+        said = [(place, next(remaining)) for place in places[session]]
+        lengths += _write_session(out / name, said, session, tunings[session], settings)
+    progress("simulate", len(names), len(names))
+    _write_note(out, settings, complete=True)
+    return lengths
 
 
 def _write_session(
@@ -248,16 +267,30 @@ def _prepare_folder(out: Path, overwrite: bool) -> None:
     if out.exists() and not out.is_dir():
         raise UserError("this is a file, expected a folder to write to", str(out), "give another folder")
     if out.is_dir() and any(out.iterdir()):
-        if not (out / NOTE).is_file():
+        complete = _read_complete(out / NOTE)
+        if complete is None:
             raise UserError(
                 f"the folder is not empty, and is no simulation (no {NOTE})", str(out), "give another folder"
             )
-        if not overwrite:
+        if complete and not overwrite:
             raise UserError("there is a simulation here already", str(out), "add --overwrite, or give another folder")
-        (out / NOTE).unlink()
         for session in out.glob("t15.*"):
             shutil.rmtree(session)
     out.mkdir(parents=True, exist_ok=True)
+
+
+def _write_note(out: Path, settings: SynthSettings, complete: bool) -> None:
+    with replacing(out / NOTE) as partial:
+        content = {"complete": complete, "settings": _lasting(settings)}
+        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _read_complete(note: Path) -> bool | None:
+    """Whether the simulation that a note is of was finished; None without a note that can be read."""
+    try:
+        return bool(json.loads(note.read_text(encoding="utf-8"))["complete"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _lasting(settings: SynthSettings) -> dict[str, Any]:
