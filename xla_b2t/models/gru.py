@@ -121,9 +121,8 @@ class _GruLayer(torch.autograd.Function):
         first = torch.zeros_like(h_PBH[0])
         (d_h0_BH,), (g_PBH,) = scan(_step_back, (first,), (grad_PBH, update, slopes_PBG), (w_hh,), reverse=True)
         # From here on nothing is sequential.
-        g_reset, g_update = g_PBH * d_reset, g_PBH * d_update
-        g_input_PBG = torch.cat([g_reset, g_update, g_PBH * d_new], dim=2)
-        g_recurrent_PBG = torch.cat([g_reset, g_update, g_PBH * (d_new * reset)], dim=2)
+        g_recurrent_PBG = torch.cat([g_PBH, g_PBH, g_PBH], dim=2) * slopes_PBG
+        g_input_PBG = torch.cat([g_recurrent_PBG[:, :, : 2 * size], g_PBH * d_new], dim=2)
         d_x = g_input_PBG @ w_ih if ctx.needs_input_grad[0] else None
         d_h0 = d_h0_BH if h0.shape[0] == d_h0_BH.shape[0] else sum_rows(d_h0_BH).to(h0.dtype).unsqueeze(0)
         d_w_ih = g_input_PBG.flatten(0, 1).t() @ x_PBF.flatten(0, 1)
