@@ -1,0 +1,72 @@
+"""Trains with one rank a thread and the reduction inside the graph, as on a TPU; run by test_worlds.py.
+
+The threads stand in for the cores of a TPU host. On the CPU client of XLA their collectives meet only if the threads
+trace and start each step one after the other, and if the client runs what it is given at once and has enough threads.
+
+Usage: thread_ranks.py CONFIG NUM_RANKS OUTPUT
+"""
+
+import os
+import sys
+import threading
+
+os.environ.update(
+    PJRT_DEVICE="CPU",
+    CPU_NUM_DEVICES=sys.argv[2],
+    PJRT_CPU_ASYNC_CLIENT="0",
+    XLA_THREAD_POOL_SIZE=str(4 * int(sys.argv[2])),
+)
+
+import torch
+import torch_xla
+from torch_xla._internal import pjrt
+
+from xla_b2t import config as configuration
+from xla_b2t.data.batch_plan import plan_batches
+from xla_b2t.data.groups import GroupReader, open_group_set
+from xla_b2t.data.schedule import Schedule, deal
+from xla_b2t.models.build import build_model
+from xla_b2t.models.protocol import Sizes
+from xla_b2t.training.step import TrainStep
+from xla_b2t.xla.compile_guard import CompileGuard
+from xla_b2t.xla.device import to_device
+from xla_b2t.xla.feed import DeviceBatch, as_tensors
+from xla_b2t.xla.world import Graph
+
+one_at_a_time = threading.Lock()
+
+
+def run_rank(ordinal, config, output):
+    """One rank."""
+    group_set = open_group_set(config.data.dir)
+    world = Graph()
+    assert (world.rank, world.size) == (ordinal, int(sys.argv[2]))
+    plan = plan_batches(config, group_set.group_size, world.size)
+    schedule = Schedule("epochs", group_set.splits["train"], config.run.seed, plan.groups_per_update)
+    guard = CompileGuard(allow_recompile=True)  # the counters are the process's, and so of all threads
+    with one_at_a_time:
+        torch.manual_seed(config.run.seed)
+        sizes = Sizes(group_set.num_features, len(group_set.sessions), group_set.num_classes)
+        step = TrainStep(build_model(config.model, sizes), config, world, guard)
+    losses = []
+    with GroupReader(group_set, "train") as reader:
+        for number in range(config.train.steps):
+            update = schedule.update(number)
+            mine = deal(update.groups, plan.groups_per_update, world.size, plan.accumulation)[world.rank]
+            with one_at_a_time:
+                batches = [
+                    DeviceBatch(*to_device(list(as_tensors(reader.read(groups, update.bucket))))) for groups in mine
+                ]
+                step.run(number, update.bucket, iter(batches))
+            everyone.wait()
+            losses.append(step.totals().mean_loss)
+    if world.rank == 0:
+        torch.save({"losses": losses, "weights": step.state().weights}, output)
+
+
+if __name__ == "__main__":
+    everyone = threading.Barrier(int(sys.argv[2]))
+    assert torch_xla.runtime.device_type() == "CPU"
+    # What each process of `xmp.spawn` does with its devices.
+    target = pjrt._SpawnFn(run_rank, configuration.load(sys.argv[1]), sys.argv[3])
+    pjrt._run_thread_per_device(0, 1, target, pjrt.initialize_multiprocess)
