@@ -1,12 +1,13 @@
 """The commands that the README shows do what it says, at a small size."""
 
-import os
+import contextlib
+import io
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from xla_b2t.cli import main
 
 ROOT = Path(__file__).parent.parent
 
@@ -31,24 +32,21 @@ def shown_commands():
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory):
-    """Runs them all, in order, in one folder: (folder, [(name, stdout)])."""
+    """Runs them all, in order, in one folder: (folder, [(name, stdout)]).
+
+    In this process, so that torch is loaded once for all of them; that `python -m` gets there is tested in test_cli.py.
+    """
     folder = tmp_path_factory.mktemp("readme")
     (folder / "configs").symlink_to(ROOT / "configs")
     said = []
-    for words in shown_commands():
-        module, arguments = ("xla_b2t.launch", words[3:]) if words[0] == "python" else ("xla_b2t", words[1:])
-        name = "train" if module == "xla_b2t.launch" else arguments[0]
-        done = subprocess.run(
-            [sys.executable, "-m", module, *arguments, *SMALLER[name]],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-        assert done.returncode == 0, f"{' '.join(words)}\n{done.stderr}"
-        said.append((name, done.stdout))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for words in shown_commands():
+            arguments = ["train", *words[3:]] if words[0] == "python" else words[1:]
+            with contextlib.redirect_stdout(io.StringIO()) as stdout:
+                code = main([*arguments, *SMALLER[arguments[0]]])
+            assert code == 0, " ".join(words)
+            said.append((arguments[0], stdout.getvalue()))
     return folder, said
 
 
