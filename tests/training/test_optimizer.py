@@ -91,7 +91,9 @@ def test_update_with_bf16_parameters_moves_float32_masters():
     master = torch.ones(3)
     slot = optimizer.Slot("w", "rest", master.bfloat16(), master, torch.zeros(3), torch.zeros(3))
     for step in range(20):
-        optimizer.update([slot], [torch.full((3,), 0.1)], torch.from_numpy(optimizer.controls(step, True, config)), config)
+        optimizer.update(
+            [slot], [torch.full((3,), 0.1)], torch.from_numpy(optimizer.controls(step, True, config)), config
+        )
     # 20 steps of 1e-4 are half a unit in the last place of bf16 at 1.0: bf16 alone would still be exactly 1.
     torch.testing.assert_close(slot.master, torch.full((3,), 1 - 20e-4), rtol=1e-5, atol=0)
     assert slot.parameter.dtype == torch.bfloat16

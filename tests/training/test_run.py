@@ -1,7 +1,6 @@
 """Whole runs through the command line: ranks are processes, as a user has them."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -79,7 +78,10 @@ def command(groups, run_dir, *arguments, cores=1, keys=()):
 def train(groups, run_dir, *arguments, cores=1, keys=()):
     """Runs to the end and returns summary.json."""
     shown = subprocess.run(
-        command(groups, run_dir, "--json", *arguments, cores=cores, keys=keys), capture_output=True, text=True, timeout=300
+        command(groups, run_dir, "--json", *arguments, cores=cores, keys=keys),
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert shown.returncode == 0, shown.stderr
     return json.loads(shown.stdout)
@@ -203,9 +205,7 @@ def test_run_interrupted_leaves_no_rank_and_says_where_to_go_on(groups, tmp_path
 
 
 def test_run_with_fewer_groups_than_ranks_says_how_many_are_needed(groups, tmp_path):
-    shown = subprocess.run(
-        command(groups, tmp_path / "run", cores=11), capture_output=True, text=True, timeout=120
-    )
+    shown = subprocess.run(command(groups, tmp_path / "run", cores=11), capture_output=True, text=True, timeout=120)
     assert shown.returncode == 2
     assert "at least 11" in shown.stderr and "fewer --cores" in shown.stderr
 
@@ -218,9 +218,7 @@ def test_run_with_damaged_group_names_file_and_group(groups, tmp_path):
     content = bytearray((copy / "train.h5").read_bytes())
     content[len(content) // 2] ^= 255
     (copy / "train.h5").write_bytes(content)
-    shown = subprocess.run(
-        command(copy, tmp_path / "run", cores=2), capture_output=True, text=True, timeout=120
-    )
+    shown = subprocess.run(command(copy, tmp_path / "run", cores=2), capture_output=True, text=True, timeout=120)
     assert shown.returncode == 2, shown.stderr
     assert "checksum" in shown.stderr and "train.h5:/groups/" in shown.stderr
 

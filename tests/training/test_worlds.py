@@ -12,7 +12,7 @@ import torch
 from xla_b2t.training.checkpoint import CheckpointFolder, load_file
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_run import make_groups, train  # noqa: E402
+from test_run import make_groups, train
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])

@@ -12,9 +12,9 @@ from xla_b2t.errors import UserError
 
 def write_sums(world, folder):
     """Reduces on the core and on the host, and writes what each rank got."""
-    from xla_b2t.xla.device import sync, to_device, to_host
-
     import torch
+
+    from xla_b2t.xla.device import sync, to_device, to_host
 
     tensors = to_device([torch.full((3,), float(world.rank + 1)), torch.eye(2) * world.rank])
     reduced = world.all_reduce([tensor * 2 for tensor in tensors])

@@ -15,7 +15,7 @@ from xla_b2t.xla import spawn
 from xla_b2t.xla.machine import Machine
 
 sys.path.insert(0, str(Path(__file__).parent))
-import rank_targets  # noqa: E402
+import rank_targets
 
 CPU = Machine("cpu", 1)
 
@@ -70,7 +70,8 @@ def test_run_when_the_parent_is_signalled_leaves_no_rank(tmp_path, number):
         "import sys; sys.path.insert(0, sys.argv[1]); import rank_targets\n"
         "from xla_b2t.xla import spawn; from xla_b2t.xla.machine import Machine\n"
         "if __name__ == '__main__':\n"
-        "    try: spawn.run(rank_targets.sleep_after_mark, (sys.argv[2],), Machine('cpu', 1), 3, sys.argv[2] + '/crash')\n"
+        "    try:\n"
+        "        spawn.run(rank_targets.sleep_after_mark, (sys.argv[2],), Machine('cpu', 1), 3, sys.argv[2] + '/crash')\n"
         "    except spawn.Interrupted as error: print('interrupted by', error.args[0])\n"
     )
     script = tmp_path / "parent.py"

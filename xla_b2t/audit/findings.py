@@ -35,6 +35,8 @@ def refuse(findings: Sequence[Finding]) -> None:
     places = [finding.where for finding in findings]
     fixes = [finding.fix for finding in findings]
     if len(findings) > 1:
-        lines, places, fixes = ([f"({n}) {text}" for n, text in enumerate(texts, 1)] for texts in (lines, places, fixes))
+        lines, places, fixes = (
+            [f"({n}) {text}" for n, text in enumerate(texts, 1)] for texts in (lines, places, fixes)
+        )
         lines.insert(0, f"{len(findings)} things must change before this run can start:")
     raise UserError("\n  ".join(lines), "  ".join(places), "\n         ".join(fixes))

@@ -11,10 +11,10 @@ import torch
 
 from xla_b2t.audit.findings import Finding, refuse
 from xla_b2t.config import Config
+from xla_b2t.data.batch_plan import plan_batches
 from xla_b2t.data.groups import GroupSet, SplitIndex, open_group_set
 from xla_b2t.models.build import build_model
 from xla_b2t.models.protocol import Sizes
-from xla_b2t.data.batch_plan import plan_batches
 
 _NAMED = 3
 """Trials that a finding names; the rest are counted."""

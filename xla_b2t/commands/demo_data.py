@@ -12,9 +12,7 @@ from xla_b2t.data.group_format import MANIFEST
 from xla_b2t.data.prebatch import PrebatchSettings, prebatch
 from xla_b2t.data.synth import SynthSettings, synthesize
 
-SYNTH = SynthSettings(
-    sessions=4, trials=192, features=64, seed=1, bins_per_phoneme=6.0, signal=0.4, overwrite=True
-)
+SYNTH = SynthSettings(sessions=4, trials=192, features=64, seed=1, bins_per_phoneme=6.0, signal=0.4, overwrite=True)
 PREBATCH = PrebatchSettings(num_buckets=4, patch_bins=8, patch_stride=4, overwrite=True)
 
 

@@ -38,10 +38,13 @@ class EvaluationJob:
 
 def run(args: argparse.Namespace) -> int:
     """Decodes; prints a table, or JSON with --json."""
-    from xla_b2t.training.checkpoint import CheckpointFolder, load_file
-    from xla_b2t.xla import spawn
     from xla_b2t.xla.machine import find_machine
 
+    machine = find_machine()
+    from xla_b2t.training.checkpoint import CheckpointFolder, load_file
+    from xla_b2t.xla import spawn
+
+    spawn.prepare(machine)
     run_dir = Path(args.run_dir)
     if not run_dir.is_dir():
         raise UserError("there is no such run directory", str(run_dir), "give the directory that train wrote")
@@ -54,7 +57,6 @@ def run(args: argparse.Namespace) -> int:
     data_dir = args.data or config.data.dir
     _check_data(data_dir, args.split, checkpoint)
 
-    machine = find_machine()
     with tempfile.TemporaryDirectory(prefix="xla_b2t-") as output_dir:
         job = EvaluationJob(str(path), data_dir, args.split, output_dir)
         spawn.run(evaluate_rank, (job,), machine, machine.ranks(args.cores), Path(output_dir) / "crash")
@@ -90,15 +92,11 @@ def evaluate_rank(world: "World", job: EvaluationJob) -> None:
     checkpoint = load_file(job.checkpoint)
     config = configuration.loads(checkpoint.config, job.checkpoint)
     group_set = open_group_set(job.data_dir)
-    model = build_model(
-        config.model, Sizes(checkpoint.num_features, len(checkpoint.sessions), checkpoint.num_classes)
-    )
+    model = build_model(config.model, Sizes(checkpoint.num_features, len(checkpoint.sessions), checkpoint.num_classes))
     dtype = DTYPES[config.model.dtype]
     place_weights(model, dtype, checkpoint.state)
     plan = plan_batches(config, group_set.group_size, world.size)
-    decoder = Decoder(
-        model, dtype, config.augment.smooth_sigma_bins, world, CompileGuard(), plan.groups_per_slot
-    )
+    decoder = Decoder(model, dtype, config.augment.smooth_sigma_bins, world, CompileGuard(), plan.groups_per_slot)
     with (
         GroupReader(group_set, job.split) as reader,
         open(Path(job.output_dir) / f"rank-{world.rank}.jsonl", "w", encoding="utf-8") as file,
@@ -155,4 +153,6 @@ def _write(path: Path, predictions: list[dict]) -> None:
         partial.write_text("".join(json.dumps(prediction) + "\n" for prediction in predictions), encoding="utf-8")
         partial.replace(path)
     except OSError as error:
-        raise UserError(f"the sequences cannot be written: {error.strerror}", str(path), "give another --output") from None
+        raise UserError(
+            f"the sequences cannot be written: {error.strerror}", str(path), "give another --output"
+        ) from None

@@ -13,13 +13,17 @@ _EXAMPLES = 3
 def print_summary(summary: dict[str, Any], run_dir: Path) -> None:
     """The result of a training run."""
     console = Console(highlight=False)
-    table = _two_columns(f"{summary['status']}: {summary['steps']:,} updates on {summary['cores']} {summary['world']} ranks")
+    table = _two_columns(
+        f"{summary['status']}: {summary['steps']:,} updates on {summary['cores']} {summary['world']} ranks"
+    )
     if summary["val_per"] is not None:
         table.add_row("val PER", f"{summary['val_per']:.2%}   best {summary['best_val_per']:.2%}")
         for session, per in summary["val_per_by_day"].items():
             table.add_row(f"  {session}", f"{per:.2%}")
     table.add_row("train loss", f"{summary['train_loss_first']:.2f} -> {summary['train_loss_last']:.3f} nats a trial")
-    table.add_row("speed", f"{summary['trials_per_second']:,.0f} trials/s, {summary['step_ms_median']:.0f} ms an update")
+    table.add_row(
+        "speed", f"{summary['trials_per_second']:,.0f} trials/s, {summary['step_ms_median']:.0f} ms an update"
+    )
     table.add_row(
         "compiles", f"{summary['compiles']} on rank 0, {summary['compiles_after_warmup']} after warm-up, "
         f"{summary['host_fallbacks']} host fallbacks",

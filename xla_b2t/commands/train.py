@@ -104,11 +104,15 @@ def _settle_run_dir(run_dir: Path, resume: str | None, overwrite: bool) -> bool:
         raise UserError("--overwrite and --resume contradict each other", "the command line", "give one of them")
     if resume:
         if not holds_run and resume == "latest":
-            raise UserError("there is no checkpoint to resume from", str(run_dir), "leave --resume away, or --resume auto")
+            raise UserError(
+                "there is no checkpoint to resume from", str(run_dir), "leave --resume away, or --resume auto"
+            )
         return holds_run
     if holds_run and not overwrite:
         raise UserError(
-            "this directory holds a run", str(run_dir), "add --resume to go on, --overwrite to lose it, or --set run.dir="
+            "this directory holds a run",
+            str(run_dir),
+            "add --resume to go on, --overwrite to lose it, or --set run.dir=",
         )
     _clear(run_dir)
     return False

@@ -19,6 +19,7 @@ import torch
 
 from xla_b2t import config as configuration
 from xla_b2t.config import Config
+from xla_b2t.data.batch_plan import plan_batches
 from xla_b2t.data.groups import Batch, GroupReader, open_group_set
 from xla_b2t.data.schedule import Schedule, deal
 from xla_b2t.evaluation.decode import Decoder
@@ -27,7 +28,6 @@ from xla_b2t.models.build import build_model
 from xla_b2t.models.dtypes import DTYPES
 from xla_b2t.models.protocol import Sizes
 from xla_b2t.training.agreement import check_same_weights
-from xla_b2t.data.batch_plan import plan_batches
 from xla_b2t.training.checkpoint import Checkpoint, CheckpointFolder, load_file
 from xla_b2t.training.clock import RunClock
 from xla_b2t.training.events import EventLog
@@ -211,9 +211,7 @@ class _Run:
         self.best_val_per = result.per if is_best else self.best_val_per
         if self.events and self.progress:
             self.progress.validated(self.step_number, result.per)
-            self.events.write(
-                "val", self.step_number, per=result.per, loss=result.loss, per_day=result.per_by_day
-            )
+            self.events.write("val", self.step_number, per=result.per, loss=result.loss, per_day=result.per_by_day)
         return is_best
 
     def _decode(self) -> Validation:

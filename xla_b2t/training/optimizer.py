@@ -79,15 +79,13 @@ class Slot:
 
 
 def clip_factor(gradients: list[torch.Tensor], clip_norm: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The global norm of float32 gradients and the factor that brings it down to `clip_norm`, both 0-d, no host read."""
+    """The global norm of float32 gradients and the factor that brings it down to `clip_norm`; both 0-d, not read."""
     norm = torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
     factor = torch.clamp(clip_norm / (norm + 1e-6), max=1.0) if clip_norm > 0 else torch.ones_like(norm)
     return norm, factor
 
 
-def update(
-    slots: list[Slot], gradients: list[torch.Tensor], controls_N: torch.Tensor, config: OptimizerConfig
-) -> None:
+def update(slots: list[Slot], gradients: list[torch.Tensor], controls_N: torch.Tensor, config: OptimizerConfig) -> None:
     """One AdamW update in place: moments, masters, and the parameters as the masters' rounding.
 
     Args:

@@ -205,7 +205,9 @@ def _place(model: nn.Module, config: Config, state: TrainState | None) -> list[o
         state = TrainState(weights, zeros, zeros, {name: buffer.clone() for name, buffer in model.named_buffers()})
     place_weights(model, DTYPES[config.model.dtype], state)
     placed = dict(model.named_parameters())
-    columns = [to_device([column[name] for name in trained]) for column in (state.weights, state.moment1, state.moment2)]
+    columns = [
+        to_device([column[name] for name in trained]) for column in (state.weights, state.moment1, state.moment2)
+    ]
     return [
         optimizer.Slot(name, optimizer.kind_of(name, config.optimizer), placed[name], *tensors)
         for name, *tensors in zip(trained, *columns, strict=True)

@@ -225,7 +225,9 @@ def _cpu_rank(target: Target, args: tuple, rank: int, num_ranks: int, meeting_pl
             return
         # A file, and not a port, is where the ranks meet: nothing to be free, nothing to race for.
         with _silent_stdout():
-            dist.init_process_group("gloo", init_method=f"file://{meeting_place}/ranks", rank=rank, world_size=num_ranks)
+            dist.init_process_group(
+                "gloo", init_method=f"file://{meeting_place}/ranks", rank=rank, world_size=num_ranks
+            )
         target(Gloo(), *args)
         # A rank that leaves early would look like a failure to one that still reduces. After an error nothing is
         # closed: the others would notice, and report, before this rank has said what happened.
