@@ -69,9 +69,10 @@ def test_run_when_the_parent_is_signalled_leaves_no_rank(tmp_path, number):
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import rank_targets\n"
         "from xla_b2t.xla import spawn; from xla_b2t.xla.machine import Machine\n"
+        "folder = sys.argv[2]\n"
         "if __name__ == '__main__':\n"
         "    try:\n"
-        "        spawn.run(rank_targets.sleep_after_mark, (sys.argv[2],), Machine('cpu', 1), 3, sys.argv[2] + '/crash')\n"
+        "        spawn.run(rank_targets.sleep_after_mark, (folder,), Machine('cpu', 1), 3, folder + '/crash')\n"
         "    except spawn.Interrupted as error: print('interrupted by', error.args[0])\n"
     )
     script = tmp_path / "parent.py"
