@@ -63,6 +63,12 @@ wanted_key() {
     { cat setup.cfg launch/constraints.txt && pwd -P; } | sha256sum | cut -d ' ' -f 1
 }
 
+# Two makes at once: the second waits, and finds the work done.
+if command -v flock >/dev/null; then
+    exec 9>.venv.lock
+    flock 9
+fi
+
 key=$(wanted_key)
 if [[ -f $STAMP && $(<"$STAMP") == "$key" ]] && "$VENV/bin/python" -c "" 2>/dev/null; then
     exit 0
