@@ -81,7 +81,7 @@ def evaluate_rank(world: "World", job: EvaluationJob) -> None:
     from xla_b2t.data.batch_plan import plan_batches
     from xla_b2t.data.groups import GroupReader, open_group_set
     from xla_b2t.data.phonemes import PHONEMES
-    from xla_b2t.evaluation.decode import Decoder
+    from xla_b2t.evaluation.decode import SplitDecoder
     from xla_b2t.models.build import build_model
     from xla_b2t.models.dtypes import DTYPES
     from xla_b2t.models.protocol import Sizes
@@ -96,7 +96,7 @@ def evaluate_rank(world: "World", job: EvaluationJob) -> None:
     dtype = DTYPES[config.model.dtype]
     place_weights(model, dtype, checkpoint.state)
     plan = plan_batches(config, group_set.group_size, world.size)
-    decoder = Decoder(model, dtype, config.augment.smooth_sigma_bins, world, CompileGuard(), plan.groups_per_slot)
+    decoder = SplitDecoder(model, dtype, config.augment.smooth_sigma_bins, world, CompileGuard(), plan.groups_per_slot)
     with (
         GroupReader(group_set, job.split) as reader,
         open(Path(job.output_dir) / f"rank-{world.rank}.jsonl", "w", encoding="utf-8") as file,

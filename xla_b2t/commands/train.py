@@ -13,6 +13,8 @@ from xla_b2t.errors import UserError
 SUMMARY = "train a decoder on the cores of this machine"
 EXAMPLE = "python -m xla_b2t.launch --cores 8 --config configs/gru_baseline.toml --set data.dir=groups"
 
+_DEMO = Path(__file__).parent.parent / "demo.toml"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this command."""
@@ -41,9 +43,10 @@ def run(args: argparse.Namespace) -> int:
     started = time.time()
     from xla_b2t import config as configuration
 
-    is_demo = args.config is None
     overrides = [*args.set, *([f"run.cores={args.cores}"] if args.cores is not None else [])]
-    config = configuration.load(_demo_config() if is_demo else args.config, overrides)
+    config = configuration.load(args.config or _DEMO, overrides)
+    demo = configuration.load(_DEMO)
+    run_dir = Path(config.run.dir)
 
     from xla_b2t.xla import spawn
     from xla_b2t.xla.machine import find_machine
@@ -51,24 +54,24 @@ def run(args: argparse.Namespace) -> int:
     machine = find_machine()
     num_ranks = machine.ranks(config.run.cores)
     spawn.prepare(machine)
-    if is_demo:
+    # Without a configuration, the demo's own run directory is free to take; one that the user named never is.
+    is_demo_run = args.config is None and config.run.dir == demo.run.dir
+    is_resumed = _resumes(run_dir, args.resume, args.overwrite, args.overwrite or is_demo_run)
+    if args.config is None and config.data.dir == demo.data.dir:
         from xla_b2t.commands.demo_data import make_demo_data
 
         make_demo_data(Path(config.data.dir))
-    resume = _settle_run_dir(Path(config.run.dir), args.resume, args.overwrite or (is_demo and not args.resume))
 
     preflight_began = time.time()
     from xla_b2t.audit.inventory import check
 
-    check(config, num_ranks)
+    check(config, num_ranks, run_dir if is_resumed else None)
     seconds = {"start": preflight_began - started, "preflight": time.time() - preflight_began}
+    _prepare_run_dir(run_dir, configuration.dumps(config), is_resumed)
 
-    run_dir = Path(config.run.dir)
-    run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "config.toml").write_text(configuration.dumps(config))
     from xla_b2t.training.loop import Job, run_rank
 
-    job = Job(config, resume, args.allow_recompile, seconds, time.time())
+    job = Job(config, is_resumed, args.allow_recompile, seconds, time.time())
     try:
         spawn.run(run_rank, (job,), machine, num_ranks, run_dir / "crash")
     except spawn.Interrupted as interrupted:
@@ -91,11 +94,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _demo_config() -> Path:
-    return Path(__file__).parent.parent / "demo.toml"
-
-
-def _settle_run_dir(run_dir: Path, resume: str | None, overwrite: bool) -> bool:
+def _resumes(run_dir: Path, resume: str | None, overwrite: bool, may_clear: bool) -> bool:
     """Decides whether this run goes on from a checkpoint; an earlier run is never lost by accident."""
     from xla_b2t.training.checkpoint import CheckpointFolder
 
@@ -104,18 +103,25 @@ def _settle_run_dir(run_dir: Path, resume: str | None, overwrite: bool) -> bool:
         raise UserError("--overwrite and --resume contradict each other", "the command line", "give one of them")
     if resume:
         if not holds_run and resume == "latest":
-            raise UserError(
-                "there is no checkpoint to resume from", str(run_dir), "leave --resume away, or --resume auto"
-            )
+            fix = "leave --resume away, or give --resume auto"
+            raise UserError("there is no checkpoint to resume from", str(run_dir), fix)
         return holds_run
-    if holds_run and not overwrite:
-        raise UserError(
-            "this directory holds a run",
-            str(run_dir),
-            "add --resume to go on, --overwrite to lose it, or --set run.dir=",
-        )
-    _clear(run_dir)
+    if holds_run and not may_clear:
+        fix = "add --resume to go on, --overwrite to lose it, or --set run.dir=ELSEWHERE"
+        raise UserError("this directory holds a run", str(run_dir), fix)
     return False
+
+
+def _prepare_run_dir(run_dir: Path, config: str, is_resumed: bool) -> None:
+    try:
+        if not is_resumed:
+            _clear(run_dir)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / "config.toml").write_text(config)
+    except OSError as error:
+        raise UserError(
+            f"the run directory cannot be written: {error.strerror}", str(run_dir), "give another one: --set run.dir="
+        ) from None
 
 
 def _clear(run_dir: Path) -> None:

@@ -40,7 +40,7 @@ class Prediction:
     loss: float | None
 
 
-class Decoder:
+class SplitDecoder:
     """Decodes splits with one model and one batch size.
 
     Args:

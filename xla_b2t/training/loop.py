@@ -22,7 +22,8 @@ from xla_b2t.config import Config
 from xla_b2t.data.batch_plan import plan_batches
 from xla_b2t.data.groups import Batch, GroupReader, open_group_set
 from xla_b2t.data.schedule import Schedule, deal
-from xla_b2t.evaluation.decode import Decoder
+from xla_b2t.errors import UserError
+from xla_b2t.evaluation.decode import SplitDecoder
 from xla_b2t.evaluation.per import score
 from xla_b2t.models.build import build_model
 from xla_b2t.models.dtypes import DTYPES
@@ -94,6 +95,8 @@ class _Run:
         )
         self.folder = CheckpointFolder(self.config.run.dir)
         resumed = load_file(self.folder.find("latest")) if job.resume else None
+        if resumed:
+            self._refuse_other_data(resumed)
         self.step_number = resumed.step if resumed else 0
         self.best_val_per = resumed.best_val_per if resumed else None
         self.resumed_from = self.step_number if resumed else None
@@ -107,7 +110,7 @@ class _Run:
         torch.manual_seed(self.config.run.seed)
         model = build_model(self.config.model, sizes)
         self.step = TrainStep(model, self.config, world, self.guard, resumed.state if resumed else None)
-        check_same_weights(self.step.state(), world)
+        check_same_weights(self.step.weights(), world)
 
         self.clock = RunClock(job.seconds)
         validation = self.config.validation
@@ -115,7 +118,7 @@ class _Run:
         if validation.split in self.group_set.splits and validation.every:
             self.val_reader = stack.enter_context(GroupReader(self.group_set, validation.split))
         batch_size = validation.batch_size or self.plan.batch_size
-        self.decoder = Decoder(
+        self.decoder = SplitDecoder(
             model,
             DTYPES[self.config.model.dtype],
             self.config.augment.smooth_sigma_bins,
@@ -131,6 +134,16 @@ class _Run:
     @property
     def is_first(self) -> bool:
         return self.world.rank == 0
+
+    def _refuse_other_data(self, checkpoint: Checkpoint) -> None:
+        found = (self.group_set.num_features, self.group_set.sessions)
+        if found != (checkpoint.num_features, checkpoint.sessions):
+            raise UserError(
+                f"the groups have {found[0]} features and {len(found[1])} sessions, the checkpoint was trained on "
+                f"{checkpoint.num_features} and {len(checkpoint.sessions)}, or on sessions of other names",
+                self.config.data.dir,
+                "give the groups that the run began with: --set data.dir=",
+            )
 
     def train(self) -> None:
         train, validation = self.config.train, self.config.validation
@@ -183,7 +196,11 @@ class _Run:
 
     def _log(self, totals: Totals) -> None:
         if not math.isfinite(totals.mean_loss):
-            raise FloatingPointError(f"the loss is {totals.mean_loss} at step {self.step_number}")
+            raise UserError(
+                f"the loss is {totals.mean_loss} in the {self.config.train.log_every} updates up to {self.step_number}",
+                f"{self.config.run.dir}/events.jsonl",
+                "go on from the last checkpoint with --resume, or begin anew with a lower optimizer.rate.peak",
+            )
         self.loss_first = totals.mean_loss if self.loss_first is None else self.loss_first
         self.loss_last = totals.mean_loss
         if self.events and self.progress:

@@ -123,6 +123,11 @@ class TrainStep:
         self._keep_totals = False
         return Totals(*to_host([self._totals])[0].tolist())
 
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Copies the float32 masters to the host, which waits for the core."""
+        host = to_host([slot.master for slot in self._slots])
+        return {slot.name: master for slot, master in zip(self._slots, host, strict=True)}
+
     def state(self) -> TrainState:
         """Copies the state to the host, which waits for the core."""
         names = [slot.name for slot in self._slots]

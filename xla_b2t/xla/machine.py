@@ -71,7 +71,14 @@ def find_machine() -> Machine:
         return Machine("cpu", 1)
     from torch_xla._internal import tpu
 
-    return Machine("tpu", tpu.num_available_devices())
+    try:
+        return Machine("tpu", tpu.num_available_devices())
+    except (OSError, KeyError) as error:  # torch_xla asks the machine's metadata which TPU this is
+        raise UserError(
+            f"the TPU does not say what it is: {error}",
+            "the metadata server of this machine",
+            "on a machine without one set TPU_SKIP_MDS_QUERY=1 and TPU_ACCELERATOR_TYPE, e.g. v5litepod-8",
+        ) from None
 
 
 def _has_tpu() -> bool:
