@@ -1,6 +1,7 @@
 """Whole runs through the command line: ranks are processes, as a user has them."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -66,6 +67,13 @@ def groups_4(tmp_path_factory):
     return make_groups(tmp_path_factory.mktemp("four"), num_buckets=4)
 
 
+@pytest.fixture(scope="module")
+def alone(groups, tmp_path_factory):
+    """The run directory of six updates on one rank, and its summary."""
+    run_dir = tmp_path_factory.mktemp("alone") / "run"
+    return run_dir, train(groups, run_dir)
+
+
 def command(groups, run_dir, *arguments, cores=1, keys=()):
     config = run_dir.parent / f"{run_dir.name}.toml"
     config.write_text(CONFIG.format(groups=groups))
@@ -96,24 +104,33 @@ def weights(run_dir):
     return load_file(CheckpointFolder(run_dir).find("latest")).state.weights
 
 
-def test_run_on_1_2_4_and_8_ranks_gives_one_loss_curve(groups, tmp_path):
-    curves = {}
-    for cores in (1, 2, 4, 8):
-        summary = train(groups, tmp_path / f"r{cores}", cores=cores)
-        assert (summary["cores"], summary["steps"], summary["global_batch"]) == (cores, 6, 64)
-        curves[cores] = losses(tmp_path / f"r{cores}")
-    assert len(curves[1]) == 6 and curves[1][-1] < curves[1][0]
+def test_run_on_1_2_4_and_8_ranks_gives_one_loss_curve(groups, alone, tmp_path):
+    expected, summary = losses(alone[0]), alone[1]
+    assert (summary["cores"], summary["steps"], summary["status"], summary["world"]) == (1, 6, "completed", "cpu")
+    assert len(expected) == 6
+    assert expected[-1] < expected[0]
     for cores in (2, 4, 8):
-        np.testing.assert_allclose(curves[cores], curves[1], rtol=2e-5)
-        for name, weight in weights(tmp_path / f"r{cores}").items():
-            np.testing.assert_allclose(weight, weights(tmp_path / "r1")[name], rtol=1e-3, atol=2e-5, err_msg=name)
+        run_dir = tmp_path / f"r{cores}"
+        summary = train(groups, run_dir, cores=cores)
+        assert (summary["cores"], summary["steps"], summary["global_batch"]) == (cores, 6, 64)
+        np.testing.assert_allclose(losses(run_dir), expected, rtol=2e-5)
+        for name, weight in weights(run_dir).items():
+            np.testing.assert_allclose(weight, weights(alone[0])[name], rtol=1e-3, atol=2e-5, err_msg=name)
 
 
-def test_run_with_accumulation_equals_one_large_batch(groups, tmp_path):
-    train(groups, tmp_path / "whole")
+def test_run_with_accumulation_equals_one_large_batch(groups, alone, tmp_path):
     summary = train(groups, tmp_path / "parts", keys=["train.accumulation=4"])
-    np.testing.assert_allclose(losses(tmp_path / "parts"), losses(tmp_path / "whole"), rtol=2e-5)
+    np.testing.assert_allclose(losses(tmp_path / "parts"), losses(alone[0]), rtol=2e-5)
     assert summary["compiles"] == 2, "a micro-step and applying, however many micro-steps there are"
+
+
+def test_run_summary_has_every_key_that_others_read(alone):
+    assert set(alone[1]) >= {
+        "status", "steps", "cores", "world", "val_per", "best_val_per", "val_per_by_day", "train_loss_first",
+        "train_loss_last", "trials_per_second", "step_ms_median", "compiles", "compiles_after_warmup",
+        "host_fallbacks", "padding_efficiency", "seconds", "resumed_from",
+    }  # fmt: skip
+    assert {"start", "preflight", "compile", "train", "checkpoint"} <= set(alone[1]["seconds"])
 
 
 def test_run_of_two_epochs_in_four_buckets_compiles_each_graph_once(groups_4, tmp_path):
@@ -138,14 +155,81 @@ def test_run_resumed_equals_the_uninterrupted_one(groups, tmp_path):
         np.testing.assert_array_equal(weight, weights(tmp_path / "whole")[name], err_msg=name)
 
 
-def test_run_dir_that_holds_a_run_is_not_overwritten(groups, tmp_path):
-    train(groups, tmp_path / "run", keys=["train.steps=1"])
-    shown = subprocess.run(command(groups, tmp_path / "run"), capture_output=True, text=True, timeout=120)
+def test_run_dir_that_holds_a_run_is_not_overwritten(groups, alone, tmp_path):
+    shutil.copytree(alone[0], tmp_path / "run")
+    refused = command(groups, tmp_path / "run", keys=["train.steps=1"])
+    shown = subprocess.run(refused, capture_output=True, text=True, timeout=120)
     assert shown.returncode == 2
-    assert "this directory holds a run" in shown.stderr and "--resume" in shown.stderr
+    assert "this directory holds a run" in shown.stderr
+    assert "--resume" in shown.stderr
+    assert losses(tmp_path / "run") == losses(alone[0])
     (tmp_path / "run" / "notes.txt").write_text("mine")
     train(groups, tmp_path / "run", "--overwrite", keys=["train.steps=1"])
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+    assert len(losses(tmp_path / "run")) == 1
+
+
+def test_run_dir_that_holds_a_run_survives_a_refused_overwrite(alone, tmp_path):
+    shutil.copytree(alone[0], tmp_path / "run")
+    refused = command(tmp_path / "nowhere", tmp_path / "run", "--overwrite")
+    shown = subprocess.run(refused, capture_output=True, text=True, timeout=120)
+    assert shown.returncode == 2
+    assert "nowhere" in shown.stderr
+    assert losses(tmp_path / "run") == losses(alone[0])
+
+
+USERS_MODEL = """
+import torch
+from torch import nn
+from xla_b2t.models.protocol import DecoderOutput
+
+class Linear(nn.Module):
+    def __init__(self, sizes, width):
+        super().__init__()
+        self.hidden = nn.Linear(sizes.num_features, width)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, sizes.num_classes)
+    def forward(self, features_BTC, input_bins_B, days_B):
+        hidden = torch.relu(self.norm(self.hidden(features_BTC)))
+        return DecoderOutput(self.head(hidden), input_bins_B.clamp(min=1))
+    def output_steps(self, input_bins):
+        return max(input_bins, 1)
+
+def build(sizes, options):
+    return Linear(sizes, **options)
+"""
+
+
+def test_run_with_a_users_own_model_trains_and_evaluates(groups, tmp_path):
+    (tmp_path / "my_model.py").write_text(USERS_MODEL)
+    config = tmp_path / "own.toml"
+    config.write_text(
+        f'[run]\ndir = "{tmp_path}/run"\n[data]\ndir = "{groups}"\n[model]\nfactory = "{tmp_path}/my_model.py:build"\n'
+        "options = { width = 12 }\n[train]\nsteps = 4\nglobal_batch = 32\nlog_every = 1\n[validation]\nevery = 4\n"
+        "[optimizer]\neps = 1e-6\nrate = { peak = 1e-2, final = 1e-3, warmup_steps = 0, decay_steps = 10 }\n"
+    )
+    run = [sys.executable, "-m", "xla_b2t.launch", "--config", str(config), "--json", "--cores", "2"]
+    shown = subprocess.run(run, capture_output=True, text=True, timeout=200)
+    assert shown.returncode == 0, shown.stderr
+    summary = json.loads(shown.stdout)
+    assert summary["train_loss_last"] < summary["train_loss_first"]
+    assert (summary["compiles_after_warmup"], summary["host_fallbacks"]) == (0, 0)
+    assert 0 < summary["val_per"] <= 2
+
+
+def test_run_whose_model_reads_the_core_stops_and_names_the_operation(groups, tmp_path):
+    model = USERS_MODEL.replace("torch.relu(", "torch.logaddexp(features_BTC.sum(-1, keepdim=True), ")
+    (tmp_path / "my_model.py").write_text(model)
+    keys = [f"model.factory={tmp_path}/my_model.py:build", "model.options={ width = 12 }"]
+    config = tmp_path / "own.toml"
+    config.write_text(f'[data]\ndir = "{groups}"\n[validation]\nevery = 0\n')
+    run = [sys.executable, "-m", "xla_b2t.launch", "--config", str(config), "--set", f"run.dir={tmp_path}/run"]
+    shown = subprocess.run(
+        [*run, *(option for key in keys for option in ("--set", key))], capture_output=True, text=True, timeout=200
+    )
+    assert shown.returncode == 2, shown.stderr
+    assert "aten::logaddexp" in shown.stderr
+    assert "--allow-recompile" in shown.stderr
 
 
 def test_run_evaluated_again_gives_the_same_rate_on_any_number_of_ranks(groups_4, tmp_path):
@@ -166,10 +250,9 @@ def test_run_evaluated_again_gives_the_same_rate_on_any_number_of_ranks(groups_4
     assert (tmp_path / "1.jsonl").read_text().count("\n") == results[0]["trials"] > 0
 
 
-def test_evaluate_of_test_split_writes_sequences_without_labels(groups, tmp_path):
-    train(groups, tmp_path / "run", keys=["train.steps=1"])
+def test_evaluate_of_test_split_writes_sequences_without_labels(groups, alone, tmp_path):
     shown = subprocess.run(
-        [sys.executable, "-m", "xla_b2t", "evaluate", str(tmp_path / "run"), "--split", "test"]
+        [sys.executable, "-m", "xla_b2t", "evaluate", str(alone[0]), "--split", "test"]
         + ["--checkpoint", "latest", "--output", str(tmp_path / "out" / "test.jsonl")],
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
@@ -211,8 +294,6 @@ def test_run_with_fewer_groups_than_ranks_says_how_many_are_needed(groups, tmp_p
 
 
 def test_run_with_damaged_group_names_file_and_group(groups, tmp_path):
-    import shutil
-
     copy = tmp_path / "groups"
     shutil.copytree(groups, copy)
     content = bytearray((copy / "train.h5").read_bytes())

@@ -43,3 +43,19 @@ def sleep_after_mark(world, folder):
     """Says that it is up, with its process id, and waits for ever."""
     Path(folder, f"{world.rank}.pid").write_text(str(os.getpid()))
     time.sleep(600)
+
+
+def write_rank(world, folder):
+    """Writes who this rank is, and where it runs."""
+    import threading
+
+    Path(folder, f"{world.rank}.txt").write_text(
+        repr((world.size, os.getpid(), threading.current_thread() is threading.main_thread()))
+    )
+
+
+def fail_on_rank_one_of_threads(world):
+    """Fails on rank 1, while rank 0 would go on for long."""
+    if world.rank == 1:
+        raise ValueError("a fault on rank 1")
+    time.sleep(600)

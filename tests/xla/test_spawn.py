@@ -90,6 +90,29 @@ def test_run_when_the_parent_is_signalled_leaves_no_rank(tmp_path, number):
     assert not any(_is_running(pid) for pid in pids)
 
 
+@pytest.fixture
+def pretended_tpu(monkeypatch):
+    """torch_xla's own launcher on the CPU: one process with a rank a thread, as on a v3 host."""
+    monkeypatch.setenv("CPU_NUM_DEVICES", "2")
+    return Machine("tpu", 2)
+
+
+def test_run_on_tpu_path_starts_a_rank_a_thread_through_xmp_spawn(tmp_path, pretended_tpu):
+    spawn.run(rank_targets.write_rank, (str(tmp_path),), pretended_tpu, 2, tmp_path / "crash")
+    found = [ast.literal_eval((tmp_path / f"{rank}.txt").read_text()) for rank in range(2)]
+    assert [size for size, _, _ in found] == [2, 2]
+    assert found[0][1] == found[1][1] != os.getpid()
+    assert not any(is_main for _, _, is_main in found)
+
+
+def test_run_on_tpu_path_with_a_failing_rank_names_it_and_ends_the_rest(tmp_path, pretended_tpu):
+    with pytest.raises(spawn.RankError, match="rank 1 failed: ValueError: a fault on rank 1"):
+        spawn.run(rank_targets.fail_on_rank_one_of_threads, (), pretended_tpu, 2, tmp_path / "crash")
+    assert "fail_on_rank_one_of_threads" in (tmp_path / "crash" / "rank-1.txt").read_text()
+    time.sleep(0.5)
+    assert not [pid for pid in _descendants(os.getpid()) if "spawn_main" in _command(pid)]
+
+
 def _wait_for(path):
     until = time.monotonic() + 60
     while time.monotonic() < until:
