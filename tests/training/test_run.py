@@ -281,8 +281,10 @@ def test_run_interrupted_leaves_no_rank_and_says_where_to_go_on(groups, tmp_path
     assert parent.returncode == 128 + number
     last = shown.strip().splitlines()[-1]
     assert f"interrupted by {signal.Signals(number).name}" in last and "--resume" in last
-    time.sleep(0.5)
-    assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists()]
+    until = time.monotonic() + 5
+    while any(_is_running(pid) for pid in ranks) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not [pid for pid in ranks if _is_running(pid)]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "interrupted"
 
@@ -302,6 +304,13 @@ def test_run_with_damaged_group_names_file_and_group(groups, tmp_path):
     shown = subprocess.run(command(copy, tmp_path / "run", cores=2), capture_output=True, text=True, timeout=120)
     assert shown.returncode == 2, shown.stderr
     assert "checksum" in shown.stderr and "train.h5:/groups/" in shown.stderr
+
+
+def _is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def _pids_with(text):

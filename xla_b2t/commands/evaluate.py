@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from xla_b2t.training.checkpoint import CheckpointFolder, load_file
     from xla_b2t.xla import spawn
 
-    spawn.prepare(machine)
+    spawn.prepare(machine, "xla_b2t.evaluation.decode")
     run_dir = Path(args.run_dir)
     if not run_dir.is_dir():
         raise UserError("there is no such run directory", str(run_dir), "give the directory that train wrote")

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
     machine = find_machine()
     num_ranks = machine.ranks(config.run.cores)
-    spawn.prepare(machine)
+    spawn.prepare(machine, "xla_b2t.training.loop")
     # Without a configuration, the demo's own run directory is free to take; one that the user named never is.
     is_demo_run = args.config is None and config.run.dir == demo.run.dir
     is_resumed = _resumes(run_dir, args.resume, args.overwrite, args.overwrite or is_demo_run)

@@ -20,6 +20,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -46,13 +47,14 @@ class Interrupted(Exception):
     """The user or the machine asked the run to end; `args[0]` is the signal's number."""
 
 
-def prepare(machine: Machine) -> None:
-    """Starts to load torch in the background, so that CPU ranks are up sooner. Optional; call it early."""
-    if machine.kind == "cpu":
-        from multiprocessing import forkserver
+def prepare(machine: Machine, module: str) -> None:
+    """Starts to load torch and the module of the target in the background, so that CPU ranks are up sooner.
 
-        multiprocessing.get_context("forkserver")
-        forkserver.set_forkserver_preload(["torch", "torch_xla", "xla_b2t.xla.world"])
+    Optional; call it early. A second call changes nothing.
+    """
+    if machine.kind == "cpu":
+        # Loading torch_xla does not start its runtime, so forking afterwards is safe.
+        forkserver.set_forkserver_preload(["torch", "torch_xla", module])
         forkserver.ensure_running()
 
 
@@ -75,7 +77,7 @@ def run(target: Target, args: tuple[Any, ...], machine: Machine, num_ranks: int,
                 context = multiprocessing.get_context("spawn")
                 processes = [context.Process(target=_tpu_host, args=(target, args, num_ranks, str(crash_dir)))]
             else:
-                prepare(machine)
+                prepare(machine, target.__module__)
                 context = multiprocessing.get_context("forkserver")
                 processes = [
                     context.Process(
