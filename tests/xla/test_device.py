@@ -26,7 +26,7 @@ def test_set_noise_of_one_key_repeats_without_a_compile(xla_device):
     assert metrics.metric_data("CompileTime")[0] == before
 
 
-@pytest.mark.parametrize(("one", "other"), itertools.combinations(KEYS, 2))
+@pytest.mark.parametrize(("one", "other"), list(itertools.combinations(KEYS, 2)))
 def test_set_noise_of_other_keys_differs(xla_device, one, other):
     first, second = draw(xla_device, one), draw(xla_device, other)
     assert not torch.equal(first, second)
