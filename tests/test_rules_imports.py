@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "xla_b2t"
 
 LAYERS = (
-    ("errors",),
+    ("errors", "files"),
     ("config",),
     ("data",),
     ("xla",),
@@ -29,7 +29,7 @@ LAYERS = (
 )
 """Low to high: a module may import what stands before its own line, and its own package. See docs/ARCHITECTURE.md."""
 
-NO_TORCH = ("errors", "config", "cli", "data", "commands", "launch", "__main__")
+NO_TORCH = ("errors", "files", "config", "cli", "data", "commands", "launch", "__main__")
 """May be imported where torch is not, or would be slow."""
 
 ARGUED_STATE = {"xla_b2t.xla.scan: _loops": "a cache of pure values behind a lock: whoever builds one gets the same"}

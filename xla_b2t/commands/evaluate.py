@@ -147,11 +147,12 @@ def _score(predictions: list[dict]) -> dict:
 
 
 def _write(path: Path, predictions: list[dict]) -> None:
-    partial = path.with_name(path.name + ".partial")
+    from xla_b2t.files import replacing
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text("".join(json.dumps(prediction) + "\n" for prediction in predictions), encoding="utf-8")
-        partial.replace(path)
+        with replacing(path) as partial:
+            partial.write_text("".join(json.dumps(prediction) + "\n" for prediction in predictions), encoding="utf-8")
     except OSError as error:
         raise UserError(
             f"the sequences cannot be written: {error.strerror}", str(path), "give another --output"

@@ -12,8 +12,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from xla_b2t.data.files import replacing
 from xla_b2t.data.group_format import FORMAT, FORMAT_VERSION, SMALL_DATASETS, group_checksum, group_name
+from xla_b2t.files import replacing
 
 # Mapped features must start at a multiple of their element size; whole cache lines cost nothing more.
 _ALIGNMENT_BYTES = 64

@@ -18,12 +18,12 @@ import h5py
 import numpy as np
 
 from xla_b2t.data.articulation import trajectory
-from xla_b2t.data.files import replacing
 from xla_b2t.data.scan import Progress
 from xla_b2t.data.sentences import Sentence, draw_sentences
 from xla_b2t.data.trials import SPLITS
 from xla_b2t.data.tuning import NUM_ARRAYS, Tuning, record, session_tunings
 from xla_b2t.errors import UserError
+from xla_b2t.files import replacing
 
 NOTE = "simulation.json"
 BLOCK_TRIALS = 50

@@ -8,7 +8,6 @@ each must hash to. Both are written under a temporary name, flushed to disk and 
 import hashlib
 import json
 import logging
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from xla_b2t.errors import UserError
+from xla_b2t.files import replacing
 from xla_b2t.training.step import TrainState
 
 FORMAT = "xla_b2t.checkpoint"
@@ -68,7 +68,9 @@ class CheckpointFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             values = {**vars(checkpoint), "state": vars(checkpoint.state), "sessions": list(checkpoint.sessions)}
-            digest = _write(self.path / name, {"format": FORMAT, "version": VERSION, **values})
+            with replacing(self.path / name) as path:
+                torch.save({"format": FORMAT, "version": VERSION, **values}, path)
+                digest = _digest(path)
             manifest["files"][name] = {"step": checkpoint.step, "sha256": digest, "val_per": checkpoint.val_per}
             manifest["latest"] = name
             manifest["best"] = name if is_best else manifest["best"]
@@ -76,13 +78,16 @@ class CheckpointFolder:
             dropped = [other for other in manifest["files"] if other not in newest and other != manifest["best"]]
             for other in dropped:
                 del manifest["files"][other]
-            _replace(self.path / "manifest.json", json.dumps(manifest, indent=1).encode())
+            with replacing(self.path / "manifest.json") as path:
+                path.write_text(json.dumps(manifest, indent=1))
             for path in self.path.glob("step-*.pt*"):
                 if path.name not in manifest["files"]:
                     path.unlink()
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
             raise UserError(
-                f"the checkpoint cannot be written: {error.strerror}", str(self.path), "free some space there"
+                f"the checkpoint cannot be written: {getattr(error, 'strerror', None) or error}",
+                str(self.path),
+                "free some space there, then go on from the checkpoint before with --resume",
             ) from error
         return self.path / name
 
@@ -160,31 +165,6 @@ def load_file(path: str | Path) -> Checkpoint:
     values["state"] = TrainState(**values["state"])
     values["sessions"] = tuple(values["sessions"])
     return Checkpoint(**values)
-
-
-def _write(path: Path, values: dict[str, Any]) -> str:
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "wb") as file:
-        torch.save(values, file)
-        file.flush()
-        os.fsync(file.fileno())
-    digest = _digest(partial)
-    os.replace(partial, path)
-    return digest
-
-
-def _replace(path: Path, content: bytes) -> None:
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _digest(path: Path) -> str:

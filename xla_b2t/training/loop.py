@@ -6,7 +6,6 @@ number or from a value that was reduced over all ranks first, so that no rank ev
 
 import json
 import math
-import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -25,6 +24,7 @@ from xla_b2t.data.schedule import Schedule, deal
 from xla_b2t.errors import UserError
 from xla_b2t.evaluation.decode import SplitDecoder
 from xla_b2t.evaluation.per import score
+from xla_b2t.files import replacing
 from xla_b2t.models.build import build_model
 from xla_b2t.models.dtypes import DTYPES
 from xla_b2t.models.protocol import Sizes
@@ -302,7 +302,5 @@ _CARRIED = ("val_per", "val_per_by_day", "train_loss_first", "train_loss_last")
 
 def write_summary(run_dir: str | Path, summary: dict[str, Any]) -> None:
     """Writes `summary.json` whole: a reader never sees half of it."""
-    path = Path(run_dir) / "summary.json"
-    partial = path.with_name("summary.json.partial")
-    partial.write_bytes(json.dumps(summary, indent=1).encode())
-    os.replace(partial, path)
+    with replacing(Path(run_dir) / "summary.json") as path:
+        path.write_text(json.dumps(summary, indent=1))
