@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import resource
 import subprocess
 import sys
 
@@ -123,6 +124,22 @@ def test_save_that_fails_keeps_what_was_there(tmp_path, monkeypatch):
     assert folder.find("latest").name == "step-00000001.pt"
     folder.save(make(3), is_best=False)
     assert not list((tmp_path / "checkpoints").glob("*.partial"))
+
+
+def test_save_beyond_the_size_a_disk_takes_says_why_and_keeps_the_one_before(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    folder.save(make(1), is_best=True)
+    large = dataclasses.replace(make(2), state=dataclasses.replace(make(2).state, weights={"w": torch.ones(100_000)}))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        with pytest.raises(UserError) as caught:
+            folder.save(large, is_best=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.what == "the checkpoint cannot be written: File too large"
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["manifest.json", "step-00000001.pt"]
+    assert folder.find("best").name == "step-00000001.pt"
 
 
 def test_checkpoint_loads_without_torch_xla(tmp_path):

@@ -69,7 +69,8 @@ class CheckpointFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             values = {**vars(checkpoint), "state": vars(checkpoint.state), "sessions": list(checkpoint.sessions)}
             with replacing(self.path / name) as path:
-                torch.save({"format": FORMAT, "version": VERSION, **values}, path)
+                with open(path, "wb") as file:
+                    torch.save({"format": FORMAT, "version": VERSION, **values}, file)
                 digest = _digest(path)
             manifest["files"][name] = {"step": checkpoint.step, "sha256": digest, "val_per": checkpoint.val_per}
             manifest["latest"] = name
@@ -83,9 +84,11 @@ class CheckpointFolder:
             for path in self.path.glob("step-*.pt*"):
                 if path.name not in manifest["files"]:
                     path.unlink()
-        except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
+        except (OSError, RuntimeError) as error:
+            # torch's writer turns a full disk into a RuntimeError that says nothing; the reason is what it met first.
+            reason = error.__context__ if isinstance(error.__context__, OSError) else error
             raise UserError(
-                f"the checkpoint cannot be written: {getattr(error, 'strerror', None) or error}",
+                f"the checkpoint cannot be written: {getattr(reason, 'strerror', None) or reason}",
                 str(self.path),
                 "free some space there, then go on from the checkpoint before with --resume",
             ) from error
