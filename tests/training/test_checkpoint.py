@@ -18,9 +18,7 @@ from xla_b2t.training.step import TrainState
 def make(step, val_per=None):
     weights = {"w": torch.full((3, 2), float(step))}
     state = TrainState(weights, {"w": torch.zeros(3, 2)}, {"w": torch.ones(3, 2)}, {"b": torch.ones(2).bfloat16()})
-    return Checkpoint(
-        step, state, "[run]\nseed = 1\n", ("day 1", "day 2"), 16, 41, val_per, val_per, {"val_per": val_per}
-    )
+    return Checkpoint(step, state, "[run]\nseed = 1\n", ("day 1", "day 2"), 16, 41, val_per, {"val_per": val_per})
 
 
 def test_save_then_load_gives_the_same(tmp_path):

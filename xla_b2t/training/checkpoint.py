@@ -36,8 +36,7 @@ class Checkpoint:
         num_features: C.
         num_classes: K.
         val_per: phoneme error rate at this step, if it was validated here.
-        best_val_per: the lowest so far.
-        summary: counters that a resumed run goes on from.
+        course: how the run went so far, for a resumed run to go on from: error rates and losses, by name.
     """
 
     step: int
@@ -47,8 +46,7 @@ class Checkpoint:
     num_features: int
     num_classes: int
     val_per: float | None = None
-    best_val_per: float | None = None
-    summary: dict[str, Any] = field(default_factory=dict)
+    course: dict[str, Any] = field(default_factory=dict)
 
 
 class CheckpointFolder:

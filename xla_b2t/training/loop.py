@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,17 @@ def run_rank(world: World, job: Job) -> None:
         run.train()
 
 
+@dataclass
+class Course:
+    """How the run has gone so far: what the summary tells, and what a resumed run goes on from."""
+
+    val_per: float | None = None
+    best_val_per: float | None = None
+    val_per_by_day: dict[str, float] = field(default_factory=dict)
+    train_loss_first: float | None = None
+    train_loss_last: float | None = None
+
+
 class _Run:
     def __init__(self, world: World, job: Job, stack: ExitStack):
         self.world = world
@@ -97,13 +108,9 @@ class _Run:
         resumed = load_file(self.folder.find("latest")) if job.resume else None
         if resumed:
             self._refuse_other_data(resumed)
+        self.resumed_from = resumed.step if resumed else None
         self.step_number = resumed.step if resumed else 0
-        self.best_val_per = resumed.best_val_per if resumed else None
-        self.resumed_from = self.step_number if resumed else None
-        self.val_by_day: dict[str, float] = resumed.summary.get("val_per_by_day", {}) if resumed else {}
-        self.val_per = resumed.summary.get("val_per") if resumed else None
-        self.loss_first = resumed.summary.get("train_loss_first") if resumed else None
-        self.loss_last = resumed.summary.get("train_loss_last") if resumed else None
+        self.course = Course(**resumed.course) if resumed else Course()
 
         self.guard = CompileGuard(job.allow_recompile)
         sizes = Sizes(self.group_set.num_features, len(self.group_set.sessions), self.group_set.num_classes)
@@ -152,20 +159,21 @@ class _Run:
         reader = GroupReader(self.group_set, "train")
         num_batches = (train.steps - self.step_number) * train.accumulation
         began = time.monotonic()
-        feed = Feed(self._host_batches(reader), num_batches, device(), self.config.data.prefetch_batches)
+        steps = range(self.step_number, train.steps)
+        feed = Feed(self._host_batches(reader, steps), num_batches, device(), self.config.data.prefetch_batches)
         with reader, feed:
             batches = iter(feed)
             while self.step_number < train.steps:
                 self._update(batches)
                 done = self.step_number == train.steps
-                logs = self.step_number % train.log_every == 0 or done
                 validates = self.val_reader is not None and (self.step_number % validation.every == 0 or done)
                 saves = validates or self.step_number % train.checkpoint_every == 0 or done
-                if logs:
+                # Before a checkpoint too, so that weights whose loss is not finite are never the latest.
+                if saves or self.step_number % train.log_every == 0:
                     self._log(self.step.totals())
                 is_best = self._validate() if validates else False
                 if saves:
-                    self._save(is_best, self.val_per if validates else None)
+                    self._save(is_best, self.course.val_per if validates else None)
         other = sum(self.clock.seconds.get(name, 0.0) for name in ("validate", "checkpoint"))
         compiled = self.guard.compile_seconds
         self.clock.add("compile", compiled)
@@ -173,8 +181,8 @@ class _Run:
         if self.is_first:
             self._write_summary("completed")
 
-    def _host_batches(self, reader: GroupReader) -> Iterator[Batch]:
-        for step in range(self.step_number, self.config.train.steps):
+    def _host_batches(self, reader: GroupReader, steps: range) -> Iterator[Batch]:
+        for step in steps:
             update = self.schedule.update(step)
             dealt = deal(update.groups, self.plan.groups_per_update, self.world.size, self.plan.accumulation)
             for groups in dealt[self.world.rank]:
@@ -201,8 +209,9 @@ class _Run:
                 f"{self.config.run.dir}/events.jsonl",
                 "go on from the last checkpoint with --resume, or begin anew with a lower optimizer.rate.peak",
             )
-        self.loss_first = totals.mean_loss if self.loss_first is None else self.loss_first
-        self.loss_last = totals.mean_loss
+        if self.course.train_loss_first is None:
+            self.course.train_loss_first = totals.mean_loss
+        self.course.train_loss_last = totals.mean_loss
         if self.events and self.progress:
             self.progress.update(self.step_number, totals.mean_loss, self.clock.trials_per_second)
             self.events.write(
@@ -223,9 +232,10 @@ class _Run:
         with self.clock.phase("validate"):
             result = self._decode()
         self.clock.add("validate", compiled - self.guard.compile_seconds)
-        self.val_per, self.val_by_day = result.per, result.per_by_day
-        is_best = self.best_val_per is None or result.per < self.best_val_per
-        self.best_val_per = result.per if is_best else self.best_val_per
+        course = self.course
+        course.val_per, course.val_per_by_day = result.per, result.per_by_day
+        is_best = course.best_val_per is None or result.per < course.best_val_per
+        course.best_val_per = result.per if is_best else course.best_val_per
         if self.events and self.progress:
             self.progress.validated(self.step_number, result.per)
             self.events.write("val", self.step_number, per=result.per, loss=result.loss, per_day=result.per_by_day)
@@ -254,7 +264,7 @@ class _Run:
             return
         self.progress.phase("save")
         with self.clock.phase("checkpoint"):
-            summary = self._write_summary("running")
+            self._write_summary("running")
             path = self.folder.save(
                 Checkpoint(
                     step=self.step_number,
@@ -264,25 +274,20 @@ class _Run:
                     num_features=self.group_set.num_features,
                     num_classes=self.group_set.num_classes,
                     val_per=val_per,
-                    best_val_per=self.best_val_per,
-                    summary={key: summary[key] for key in _CARRIED},
+                    course=asdict(self.course),
                 ),
                 is_best,
             )
         self.events.write("checkpoint", self.step_number, file=path.name, best=is_best)
 
-    def _write_summary(self, status: str) -> dict[str, Any]:
+    def _write_summary(self, status: str) -> None:
         summary = {
             "status": status,
             "steps": self.step_number,
             "cores": self.world.size,
             "world": self.world.kind,
             "global_batch": self.plan.global_batch,
-            "val_per": self.val_per,
-            "best_val_per": self.best_val_per,
-            "val_per_by_day": self.val_by_day,
-            "train_loss_first": self.loss_first,
-            "train_loss_last": self.loss_last,
+            **asdict(self.course),
             "trials_per_second": self.clock.trials_per_second,
             "step_ms_median": self.clock.step_ms_median,
             "compiles": self.guard.compiles,
@@ -293,11 +298,6 @@ class _Run:
             "resumed_from": self.resumed_from,
         }
         write_summary(self.config.run.dir, summary)
-        return summary
-
-
-_CARRIED = ("val_per", "val_per_by_day", "train_loss_first", "train_loss_last")
-"""What a resumed run goes on from, of the summary."""
 
 
 def write_summary(run_dir: str | Path, summary: dict[str, Any]) -> None:
