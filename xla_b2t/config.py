@@ -48,7 +48,7 @@ class DataConfig(Record):
     """`epochs`: each group once an epoch. `days`: the published recipe, distinct days drawn with replacement."""
     days_per_batch: AtLeastOne = 4
     """Distinct days in one update under the recipe `days`."""
-    prefetch_batches: ZeroOrMore = 2
+    prefetch_batches: AtLeastOne = 2
     """Batches kept ready on the host and, as many again, on the core."""
 
 

@@ -17,8 +17,10 @@ from xla_b2t.training.step import TrainState
 
 def make(step, val_per=None):
     weights = {"w": torch.full((3, 2), float(step))}
-    state = TrainState(weights, {"w": torch.zeros(3, 2)}, {"w": torch.ones(3, 2)}, {"b": torch.ones(2).bfloat16()})
-    return Checkpoint(step, state, "[run]\nseed = 1\n", ("day 1", "day 2"), 16, 41, val_per, {"val_per": val_per})
+    state = TrainState(weights, {"w": torch.zeros(3, 2)}, {"w": torch.ones(3, 2)}, {"b": torch.ones(2)})
+    return Checkpoint(
+        step, state, "[run]\nseed = 1\n", "abc", ("day 1", "day 2"), 16, 41, val_per, {"val_per": val_per}
+    )
 
 
 def test_save_then_load_gives_the_same(tmp_path):
@@ -28,7 +30,7 @@ def test_save_then_load_gives_the_same(tmp_path):
     for field in dataclasses.fields(Checkpoint):
         if field.name != "state":
             assert getattr(found, field.name) == getattr(expected, field.name)
-    for part in ("weights", "moment1", "moment2", "buffers"):
+    for part in ("weights", "moment1", "moment2", "fixed"):
         torch.testing.assert_close(getattr(found.state, part), getattr(expected.state, part), rtol=0, atol=0)
 
 
@@ -38,8 +40,8 @@ def test_save_many_keeps_two_latest_and_best(tmp_path):
         folder.save(make(step, 0.1 * step), is_best=step == 2)
     kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert kept == ["manifest.json", "step-00000002.pt", "step-00000004.pt", "step-00000005.pt"]
-    assert folder.find("latest").name == "step-00000005.pt"
-    assert folder.find("best").name == "step-00000002.pt"
+    assert folder.find("latest")[0].name == "step-00000005.pt"
+    assert folder.find("best")[0].name == "step-00000002.pt"
     assert folder.latest_step() == 5
 
 
@@ -55,8 +57,22 @@ def test_find_latest_that_is_damaged_falls_back_with_warning(tmp_path, caplog, d
         content[len(content) // 2] ^= 1
         path.write_bytes(content[: len(content) // 2] if damage == "truncate" else content)
     with caplog.at_level(logging.WARNING):
-        assert folder.find("latest").name == "step-00000001.pt"
+        assert folder.find("latest")[0].name == "step-00000001.pt"
     assert "step-00000002.pt is damaged or missing" in caplog.text
+
+
+def test_save_after_a_fall_back_keeps_what_is_new(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    folder.save(make(500, 0.3), is_best=True)
+    for step in (1900, 2000):
+        folder.save(make(step), is_best=False)
+    for step in (1900, 2000):
+        (tmp_path / "checkpoints" / f"step-{step:08d}.pt").write_bytes(b"damaged")
+    assert folder.find("latest")[1] == 500
+    folder.save(make(1000), is_best=False)
+    assert folder.find("latest") == (tmp_path / "checkpoints" / "step-00001000.pt", 1000)
+    assert folder.latest_step() == 1000
+    assert folder.find("best")[1] == 500
 
 
 def test_find_when_all_are_damaged_says_so(tmp_path):
@@ -119,7 +135,7 @@ def test_save_that_fails_keeps_what_was_there(tmp_path, monkeypatch):
     assert "No space left on device" in caught.value.what and "free some space" in caught.value.fix
     monkeypatch.undo()
     assert (tmp_path / "checkpoints" / "manifest.json").read_bytes() == before
-    assert folder.find("latest").name == "step-00000001.pt"
+    assert folder.find("latest")[0].name == "step-00000001.pt"
     folder.save(make(3), is_best=False)
     assert not list((tmp_path / "checkpoints").glob("*.partial"))
 
@@ -137,7 +153,7 @@ def test_save_beyond_the_size_a_disk_takes_says_why_and_keeps_the_one_before(tmp
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert caught.value.what == "the checkpoint cannot be written: File too large"
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["manifest.json", "step-00000001.pt"]
-    assert folder.find("best").name == "step-00000001.pt"
+    assert folder.find("best")[0].name == "step-00000001.pt"
 
 
 def test_checkpoint_loads_without_torch_xla(tmp_path):

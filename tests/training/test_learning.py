@@ -37,7 +37,7 @@ def held_out_rate(trials, folder):
     """Trains and returns the best phoneme error rate on the held-out sentences."""
     prebatch(trials, folder / "groups", PrebatchSettings(num_buckets=1, patch_bins=4, patch_stride=2))
     config = configuration.load(None, [*KEYS, f"data.dir={folder}/groups", f"run.dir={folder}/run"])
-    run_rank(Alone("cpu"), Job(config, resume=False, allow_recompile=False, seconds={}, started=0.0))
+    run_rank(Alone("cpu"), Job(config, checkpoint="", allow_recompile=False, seconds={}, started=0.0))
     return json.loads((folder / "run" / "summary.json").read_text())["best_val_per"]
 
 

@@ -101,7 +101,7 @@ def losses(run_dir):
 
 
 def weights(run_dir):
-    return load_file(CheckpointFolder(run_dir).find("latest")).state.weights
+    return load_file(CheckpointFolder(run_dir).find("latest")[0]).state.weights
 
 
 def test_run_on_1_2_4_and_8_ranks_gives_one_loss_curve(groups, alone, tmp_path):

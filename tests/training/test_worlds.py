@@ -24,7 +24,7 @@ def test_graph_world_of_threads_trains_like_processes_and_like_one_rank(tmp_path
         train(groups, tmp_path / name, cores=cores, keys=keys)
         events = [json.loads(line) for line in (tmp_path / name / "events.jsonl").read_text().splitlines()]
         losses = [event["loss"] for event in events if event["kind"] == "train"]
-        found[name] = losses, load_file(CheckpointFolder(tmp_path / name).find("latest")).state.weights
+        found[name] = losses, load_file(CheckpointFolder(tmp_path / name).find("latest")[0]).state.weights
     output = tmp_path / "threads.pt"
     config = tmp_path / "alone" / "config.toml"
     script = Path(__file__).parent / "thread_ranks.py"

@@ -23,17 +23,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", default="val", help="train, val (default) or test")
     parser.add_argument("--data", metavar="DIR", help="groups to decode; default: those the run trained on")
     parser.add_argument("--cores", type=int, default=1, metavar="N", help="ranks (default 1); they change no number")
+    parser.add_argument(
+        "--batch-size", type=int, default=64, metavar="N", help="trials a core and step (default 64), whole groups"
+    )
+    parser.add_argument("--allow-recompile", action="store_true", help="go on after a recompile or a host fallback")
     parser.add_argument("--output", metavar="FILE", help="write the decoded sequences here, a JSON object a line")
 
 
 @dataclass(frozen=True)
 class EvaluationJob:
-    """What a rank is to decode: the checkpoint file, the groups, the split, and the folder for its predictions."""
+    """What a rank is to decode, how, and the folder for its predictions."""
 
     checkpoint: str
     data_dir: str
     split: str
     output_dir: str
+    batch_size: int
+    allow_recompile: bool
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if not run_dir.is_dir():
         raise UserError("there is no such run directory", str(run_dir), "give the directory that train wrote")
     folder = CheckpointFolder(run_dir)
-    path = folder.find(args.checkpoint) if args.checkpoint in ("best", "latest") else Path(args.checkpoint)
+    path = folder.find(args.checkpoint)[0] if args.checkpoint in ("best", "latest") else Path(args.checkpoint)
     checkpoint = load_file(path)
     from xla_b2t import config as configuration
 
@@ -58,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     _check_data(data_dir, args.split, checkpoint)
 
     with tempfile.TemporaryDirectory(prefix="xla_b2t-") as output_dir:
-        job = EvaluationJob(str(path), data_dir, args.split, output_dir)
+        job = EvaluationJob(str(path), data_dir, args.split, output_dir, args.batch_size, args.allow_recompile)
         spawn.run(evaluate_rank, (job,), machine, machine.ranks(args.cores), Path(output_dir) / "crash")
         parts = sorted(Path(output_dir).glob("rank-*.jsonl"))
         predictions = [json.loads(line) for part in parts for line in part.read_text().splitlines()]
@@ -78,7 +84,6 @@ def run(args: argparse.Namespace) -> int:
 def evaluate_rank(world: "World", job: EvaluationJob) -> None:
     """Decodes this rank's share and writes it to `rank-N.jsonl`."""
     from xla_b2t import config as configuration
-    from xla_b2t.data.batch_plan import plan_batches
     from xla_b2t.data.groups import GroupReader, open_group_set
     from xla_b2t.data.phonemes import PHONEMES
     from xla_b2t.evaluation.decode import SplitDecoder
@@ -95,8 +100,9 @@ def evaluate_rank(world: "World", job: EvaluationJob) -> None:
     model = build_model(config.model, Sizes(checkpoint.num_features, len(checkpoint.sessions), checkpoint.num_classes))
     dtype = DTYPES[config.model.dtype]
     place_weights(model, dtype, checkpoint.state)
-    plan = plan_batches(config, group_set.group_size, world.size)
-    decoder = SplitDecoder(model, dtype, config.augment.smooth_sigma_bins, world, CompileGuard(), plan.groups_per_slot)
+    guard = CompileGuard(job.allow_recompile)
+    groups_per_core = max(1, job.batch_size // group_set.group_size)
+    decoder = SplitDecoder(model, dtype, config.augment.smooth_sigma_bins, world, guard, groups_per_core)
     with (
         GroupReader(group_set, job.split) as reader,
         open(Path(job.output_dir) / f"rank-{world.rank}.jsonl", "w", encoding="utf-8") as file,

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     spawn.prepare(machine, "xla_b2t.training.loop")
     # Without a configuration, the demo's own run directory is free to take; one that the user named never is.
     is_demo_run = args.config is None and config.run.dir == demo.run.dir
-    is_resumed = _resumes(run_dir, args.resume, args.overwrite, args.overwrite or is_demo_run)
+    checkpoint = _to_resume(run_dir, config.train.steps, args.resume, args.overwrite, args.overwrite or is_demo_run)
     if args.config is None and config.data.dir == demo.data.dir:
         from xla_b2t.commands.demo_data import make_demo_data
 
@@ -65,13 +65,13 @@ def run(args: argparse.Namespace) -> int:
     preflight_began = time.time()
     from xla_b2t.audit.inventory import check
 
-    check(config, num_ranks, run_dir if is_resumed else None)
+    check(config, num_ranks, run_dir if checkpoint else None)
     seconds = {"start": preflight_began - started, "preflight": time.time() - preflight_began}
-    _prepare_run_dir(run_dir, configuration.dumps(config), is_resumed)
+    _prepare_run_dir(run_dir, configuration.dumps(config), bool(checkpoint))
 
     from xla_b2t.training.loop import Job, run_rank
 
-    job = Job(config, is_resumed, args.allow_recompile, seconds, time.time())
+    job = Job(config, checkpoint, args.allow_recompile, seconds, time.time())
     try:
         spawn.run(run_rank, (job,), machine, num_ranks, run_dir / "crash")
     except spawn.Interrupted as interrupted:
@@ -84,7 +84,9 @@ def run(args: argparse.Namespace) -> int:
     except UserError:
         _mark(run_dir, "failed")
         raise
-    summary = json.loads((run_dir / "summary.json").read_text())
+    from xla_b2t.training.summary import read_summary
+
+    summary = read_summary(run_dir)
     if args.json:
         print(json.dumps(summary))
     else:
@@ -94,22 +96,29 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _resumes(run_dir: Path, resume: str | None, overwrite: bool, may_clear: bool) -> bool:
-    """Decides whether this run goes on from a checkpoint; an earlier run is never lost by accident."""
+def _to_resume(run_dir: Path, steps: int, resume: str | None, overwrite: bool, may_clear: bool) -> str:
+    """The checkpoint file to go on from, "" for none; an earlier run is never lost by accident."""
     from xla_b2t.training.checkpoint import CheckpointFolder
 
-    holds_run = CheckpointFolder(run_dir).exists()
+    folder = CheckpointFolder(run_dir)
+    holds_run = folder.exists()
     if overwrite and resume:
         raise UserError("--overwrite and --resume contradict each other", "the command line", "give one of them")
     if resume:
         if not holds_run and resume == "latest":
             fix = "leave --resume away, or give --resume auto"
             raise UserError("there is no checkpoint to resume from", str(run_dir), fix)
-        return holds_run
+        if not holds_run:
+            return ""
+        checkpoint, done = folder.find("latest")
+        if done >= steps:
+            fix = "raise train.steps to go on further"
+            raise UserError(f"the run has {done:,} updates already, train.steps is {steps:,}", str(run_dir), fix)
+        return str(checkpoint)
     if holds_run and not may_clear:
         fix = "add --resume to go on, --overwrite to lose it, or --set run.dir=ELSEWHERE"
         raise UserError("this directory holds a run", str(run_dir), fix)
-    return False
+    return ""
 
 
 def _prepare_run_dir(run_dir: Path, config: str, is_resumed: bool) -> None:
@@ -133,11 +142,14 @@ def _clear(run_dir: Path) -> None:
 
 def _mark(run_dir: Path, status: str) -> None:
     """Puts how the run ended into the summary of the last checkpoint, where there is one."""
-    path = run_dir / "summary.json"
-    if path.exists():
-        from xla_b2t.training.loop import write_summary
+    from xla_b2t.training.summary import read_summary, write_summary
 
-        write_summary(run_dir, {**json.loads(path.read_text()), "status": status})
+    summary = read_summary(run_dir)
+    if summary:
+        try:
+            write_summary(run_dir, {**summary, "status": status})
+        except UserError as error:  # a full disk, say; what ended the run is told after this, and matters more
+            print(f"warning: {error.what} ({error.where})", file=sys.stderr)
 
 
 def _tell_interrupted(run_dir: Path, number: int) -> int:

@@ -20,6 +20,7 @@ class BatchPlan:
         group_size: trials a group.
         groups_per_update: groups of one update over all ranks and micro-steps.
         groups_per_slot: groups that one rank takes in one micro-step; slots beyond `groups_per_update` are empty.
+        groups_per_validation_slot: groups that one rank decodes at once.
     """
 
     num_ranks: int
@@ -27,6 +28,7 @@ class BatchPlan:
     group_size: int
     groups_per_update: int
     groups_per_slot: int
+    groups_per_validation_slot: int
 
     @property
     def global_batch(self) -> int:
@@ -43,6 +45,15 @@ class BatchPlan:
         """Share of the slots that no group can fill."""
         return 1 - self.groups_per_update / (self.groups_per_slot * self.num_ranks * self.accumulation)
 
+    def in_words(self) -> str:
+        """The batch of a core beside the batch of all, and what of it is wasted."""
+        micro = f" x {self.accumulation} micro-steps" if self.accumulation > 1 else ""
+        idle = f"; {self.idle_share:.0%} of the slots are empty, more groups or fewer ranks would fill them"
+        ranks = "1 rank" if self.num_ranks == 1 else f"{self.num_ranks} ranks"
+        return f"{ranks} x {self.batch_size} trials{micro}: {self.global_batch} trials an update" + (
+            idle.replace("%", " %") if self.idle_share else ""
+        )
+
 
 def plan_batches(config: Config, group_size: int, num_ranks: int) -> BatchPlan:
     """Fits `train.batch_size`, `train.global_batch` and `train.accumulation` to the ranks and the groups.
@@ -51,7 +62,12 @@ def plan_batches(config: Config, group_size: int, num_ranks: int) -> BatchPlan:
         UserError: a batch that is not whole groups, or both sizes given and not agreeing.
     """
     train = config.train
-    for key, size in (("train.batch_size", train.batch_size), ("train.global_batch", train.global_batch)):
+    validation_batch = config.validation.batch_size
+    for key, size in (
+        ("train.batch_size", train.batch_size),
+        ("train.global_batch", train.global_batch),
+        ("validation.batch_size", validation_batch),
+    ):
         if size % group_size:
             raise UserError(
                 f"{key} is {size}, the data was pre-batched in groups of {group_size} trials",
@@ -71,4 +87,6 @@ def plan_batches(config: Config, group_size: int, num_ranks: int) -> BatchPlan:
             "neither a batch size a core nor a global batch is given", "train.batch_size", "set train.batch_size"
         )
     groups = train.global_batch // group_size or train.batch_size // group_size * slots
-    return BatchPlan(num_ranks, train.accumulation, group_size, groups, -(-groups // slots))
+    per_slot = -(-groups // slots)
+    per_validation_slot = validation_batch // group_size or per_slot
+    return BatchPlan(num_ranks, train.accumulation, group_size, groups, per_slot, per_validation_slot)

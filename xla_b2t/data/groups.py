@@ -68,9 +68,14 @@ INDEX_TABLES = {
 
 @dataclass(frozen=True, eq=False)
 class GroupSet:
-    """A folder of groups. `sessions[day]` is the session of a day; `buckets` ascend and serve every split."""
+    """A folder of groups.
+
+    `conversion` differs when the groups do. `sessions[day]` is the session of a day. `buckets` ascend and serve every
+    split.
+    """
 
     folder: str
+    conversion: str
     version: int
     num_features: int
     num_classes: int
@@ -295,6 +300,7 @@ def _describe(root: Path, manifest: dict[str, Any]) -> GroupSet:
         splits[split] = _read_index(split, path, manifest["conversion"])
     return GroupSet(
         folder=str(root),
+        conversion=manifest["conversion"],
         version=manifest["version"],
         num_features=manifest["num_features"],
         num_classes=manifest["num_classes"],

@@ -7,6 +7,7 @@ and every rank works out the same answer alone. Reading the groups is left to `g
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -106,7 +107,7 @@ class Schedule:
 
     def _draw_days(self, step: int, epoch: int, position: int) -> Update:
         generator = _generator(self.seed, _DAYS_STREAM, epoch, position)
-        shares_BD, groups_BD = self._day_shares()
+        shares_BD, groups_BD = self._day_shares
         bucket = int(generator.choice(len(shares_BD), p=shares_BD.sum(axis=1) / shares_BD.sum()))
         shares_D = shares_BD[bucket] / shares_BD[bucket].sum()
         num_days = min(self.days_per_batch, self.groups_per_update, int(np.count_nonzero(shares_D)))
@@ -117,6 +118,7 @@ class Schedule:
             groups += [int(group) for group in generator.choice(groups_BD[bucket, day], size=count)]
         return Update(step, epoch, bucket, tuple(groups))
 
+    @cached_property
     def _day_shares(self) -> tuple[np.ndarray, dict[tuple[int, int], np.ndarray]]:
         """Share of each day's trials that lies in each bucket (float64), and the groups of each bucket and day."""
         index = self.index

@@ -15,6 +15,7 @@ from xla_b2t.data.schedule import plan_evaluation
 from xla_b2t.evaluation.greedy import collapse
 from xla_b2t.models.augment import smooth
 from xla_b2t.models.ctc import ctc_loss
+from xla_b2t.models.protocol import checked
 from xla_b2t.xla.compile_guard import CompileGuard
 from xla_b2t.xla.device import device, sync, to_host
 from xla_b2t.xla.feed import DeviceBatch, Feed
@@ -88,15 +89,20 @@ class SplitDecoder:
 
         self._model.eval()
         with Feed(read(), len(mine), device(), self._prefetch) as feed, torch.no_grad():
+            started: list[torch.Tensor] = []
             for (bucket, _), batch in zip(mine, feed, strict=True):
+                before = started
                 with self._guard.watch("evaluate", bucket, f"features {tuple(batch.features_BTC.shape)}"):
-                    results = self._step(batch)
+                    started = self._step(batch)
                     sync()
-                yield from self._predictions(reader, hosts.pop(0), to_host(results))
+                if before:  # read while the core is busy with the next
+                    yield from self._predictions(reader, hosts.pop(0), to_host(before))
+            if started:
+                yield from self._predictions(reader, hosts.pop(0), to_host(started))
 
     def _step(self, batch: DeviceBatch) -> list[torch.Tensor]:
         features_BTC = smooth(batch.features_BTC.to(self._dtype), self._sigma)
-        output = self._model(features_BTC, batch.input_bins_B, batch.days_B)
+        output = checked(self._model(features_BTC, batch.input_bins_B, batch.days_B), features_BTC, self._model)
         loss_B = ctc_loss(output.logits_BPK, batch.labels_BL, output.steps_B, batch.label_lengths_B)
         return [output.logits_BPK.argmax(-1).to(torch.int32), output.steps_B.to(torch.int32), loss_B]
 

@@ -7,7 +7,10 @@ of those steps are real. Smoothing and noise are done before (`models/augment.py
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
+
+from xla_b2t.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -55,3 +58,33 @@ class Decoder(Protocol):
     def output_steps(self, input_bins: int) -> int:
         """Steps that come out for a trial of `input_bins` bins: on the host, the same rule as `steps_B`."""
         ...
+
+
+def checked(output: DecoderOutput, features_BTC: Tensor, model: Decoder) -> DecoderOutput:
+    """The output of a model, if its shapes and dtypes are what the protocol asks for; values are not looked at.
+
+    Raises:
+        UserError: what was returned and what is expected, naming the model's class.
+    """
+    trials, bins, _ = features_BTC.shape
+    where = f"forward of {type(model).__name__}"
+    fix = "return DecoderOutput(logits_BPK, steps_B) as xla_b2t/models/protocol.py describes it"
+    if not isinstance(output, DecoderOutput):
+        raise UserError(f"it returned {type(output).__name__}, expected DecoderOutput", where, fix)
+    logits, steps = output.logits_BPK, output.steps_B
+    if logits.dim() != 3 or logits.shape[0] != trials:
+        raise UserError(f"logits are {tuple(logits.shape)}, expected ({trials}, steps, classes)", where, fix)
+    if logits.dtype != features_BTC.dtype:
+        found = f"logits are {logits.dtype} for features in {features_BTC.dtype}"
+        raise UserError(found, where, "keep the model's dtype: something in it is wider than its inputs")
+    if tuple(steps.shape) != (trials,) or steps.dtype != torch.int32:
+        found = f"steps are {steps.dtype} {tuple(steps.shape)}, expected torch.int32 ({trials},)"
+        raise UserError(found, where, fix)
+    promised = model.output_steps(bins)
+    if logits.shape[1] != promised:
+        raise UserError(
+            f"{bins} bins gave logits of {logits.shape[1]} steps, output_steps({bins}) is {promised}",
+            where,
+            "make output_steps and forward follow one rule",
+        )
+    return output

@@ -32,6 +32,7 @@ class Checkpoint:
         step: updates done.
         state: weights, moments and buffers.
         config: the run's configuration in TOML.
+        conversion: which groups it trained on.
         sessions: name of each day, in the order of the day indices.
         num_features: C.
         num_classes: K.
@@ -42,6 +43,7 @@ class Checkpoint:
     step: int
     state: TrainState
     config: str
+    conversion: str
     sessions: tuple[str, ...]
     num_features: int
     num_classes: int
@@ -70,6 +72,12 @@ class CheckpointFolder:
                 with open(path, "wb") as file:
                     torch.save({"format": FORMAT, "version": VERSION, **values}, file)
                 digest = _digest(path)
+            # After a fall-back past damaged files, what lies ahead of this step belongs to a course that was given up.
+            manifest["files"] = {
+                other: entry for other, entry in manifest["files"].items() if entry["step"] < checkpoint.step
+            }
+            if manifest["best"] not in manifest["files"]:
+                manifest["best"] = None
             manifest["files"][name] = {"step": checkpoint.step, "sha256": digest, "val_per": checkpoint.val_per}
             manifest["latest"] = name
             manifest["best"] = name if is_best else manifest["best"]
@@ -92,8 +100,8 @@ class CheckpointFolder:
             ) from error
         return self.path / name
 
-    def find(self, which: str) -> Path:
-        """The file of `latest` or `best`; where a latest is damaged, the newest before it that is whole.
+    def find(self, which: str) -> tuple[Path, int]:
+        """The file of `latest` or `best` and its step; where a latest is damaged, the newest before it that is whole.
 
         Raises:
             UserError: there is none, or none that is whole.
@@ -109,7 +117,7 @@ class CheckpointFolder:
             if path.exists() and _digest(path) == manifest["files"][name]["sha256"]:
                 if damaged:
                     _LOG.warning("%s is damaged or missing; going on from %s", ", ".join(damaged), name)
-                return path
+                return path, manifest["files"][name]["step"]
             damaged.append(name)
         raise UserError(
             f"no checkpoint is whole: {', '.join(damaged)}", str(self.path), "resume from a copy, or train anew"

@@ -26,7 +26,7 @@ class EventLog:
         clock: seconds since the epoch.
 
     Raises:
-        UserError: the directory or the disk does not take the log; from `write` too.
+        UserError: the directory or the disk does not take the log; from `write` and `close` too.
     """
 
     def __init__(self, run_dir: str | Path, first_step: int = 0, clock: Callable[[], float] = time.time):
@@ -65,14 +65,24 @@ class EventLog:
 
     def close(self) -> None:
         """Flushes and closes both."""
-        self._board.close()
-        self._file.close()
+        try:
+            try:
+                self._board.close()
+            finally:
+                self._file.close()
+        except OSError as error:
+            raise self._refused(error) from None
 
     def __enter__(self) -> "EventLog":
         return self
 
-    def __exit__(self, *raised: object) -> None:
-        self.close()
+    def __exit__(self, raised: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except UserError:
+            # What is on its way came first, often from the same full disk: closing must not replace it.
+            if raised is None:
+                raise
 
     def _end_broken_line(self) -> None:
         """A process that was killed may have left half a line: the next event must not be glued to it."""

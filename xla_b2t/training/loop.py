@@ -4,27 +4,19 @@ In: a `Job`. Out: the run directory, written by rank 0. Every decision (validate
 number or from a value that was reduced over all ranks first, so that no rank ever decides alone.
 """
 
-import json
 import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
-
-import numpy as np
-import torch
+from dataclasses import asdict, dataclass
 
 from xla_b2t import config as configuration
 from xla_b2t.config import Config
 from xla_b2t.data.batch_plan import plan_batches
-from xla_b2t.data.groups import Batch, GroupReader, open_group_set
-from xla_b2t.data.schedule import Schedule, deal
+from xla_b2t.data.groups import Batch, GroupReader, GroupSet, open_group_set
+from xla_b2t.data.schedule import Schedule, Update, deal
 from xla_b2t.errors import UserError
 from xla_b2t.evaluation.decode import SplitDecoder
-from xla_b2t.evaluation.per import score
-from xla_b2t.files import replacing
 from xla_b2t.models.build import build_model
 from xla_b2t.models.dtypes import DTYPES
 from xla_b2t.models.protocol import Sizes
@@ -34,9 +26,11 @@ from xla_b2t.training.clock import RunClock
 from xla_b2t.training.events import EventLog
 from xla_b2t.training.progress import Progress
 from xla_b2t.training.step import Totals, TrainStep
+from xla_b2t.training.summary import Course, write_summary
+from xla_b2t.training.validation import validate
 from xla_b2t.xla.compile_guard import CompileGuard
 from xla_b2t.xla.device import device
-from xla_b2t.xla.feed import Feed
+from xla_b2t.xla.feed import DeviceBatch, Feed
 from xla_b2t.xla.world import World
 
 
@@ -46,26 +40,17 @@ class Job:
 
     Attributes:
         config: the run's configuration.
-        resume: go on from the latest checkpoint of `run.dir`.
+        checkpoint: file to go on from; "" begins anew.
         allow_recompile: count compiles after warm-up and host fallbacks instead of stopping.
         seconds: what the parent has taken already, by phase.
         started: when the ranks were started, in seconds since the epoch.
     """
 
     config: Config
-    resume: bool
+    checkpoint: str
     allow_recompile: bool
     seconds: dict[str, float]
     started: float
-
-
-@dataclass(frozen=True)
-class Validation:
-    """One decoding of the held-out split, over all ranks."""
-
-    per: float
-    per_by_day: dict[str, float]
-    loss: float
 
 
 def run_rank(world: World, job: Job) -> None:
@@ -75,143 +60,107 @@ def run_rank(world: World, job: Job) -> None:
         UserError: whatever the user can mend: data, configuration, a step that compiled again, a full disk.
     """
     with ExitStack() as stack:
-        run = _Run(world, job, stack)
-        run.train()
-
-
-@dataclass
-class Course:
-    """How the run has gone so far: what the summary tells, and what a resumed run goes on from."""
-
-    val_per: float | None = None
-    best_val_per: float | None = None
-    val_per_by_day: dict[str, float] = field(default_factory=dict)
-    train_loss_first: float | None = None
-    train_loss_last: float | None = None
+        _Run(world, job, stack).train()
 
 
 class _Run:
+    """A run on one rank. Files and displays that it opens are closed by the stack."""
+
     def __init__(self, world: World, job: Job, stack: ExitStack):
-        self.world = world
-        self.job = job
-        self.config = job.config
-        self.group_set = open_group_set(self.config.data.dir)
-        self.plan = plan_batches(self.config, self.group_set.group_size, world.size)
+        config = job.config
+        self.world, self.config = world, config
+        self.group_set = open_group_set(config.data.dir)
+        self.plan = plan_batches(config, self.group_set.group_size, world.size)
         self.schedule = Schedule(
-            self.config.data.recipe,
+            config.data.recipe,
             self.group_set.splits["train"],
-            self.config.run.seed,
+            config.run.seed,
             self.plan.groups_per_update,
-            self.config.data.days_per_batch,
+            config.data.days_per_batch,
         )
-        self.folder = CheckpointFolder(self.config.run.dir)
-        resumed = load_file(self.folder.find("latest")) if job.resume else None
+        resumed = load_file(job.checkpoint) if job.checkpoint else None
         if resumed:
-            self._refuse_other_data(resumed)
+            _refuse_other_data(resumed, self.group_set)
         self.resumed_from = resumed.step if resumed else None
         self.step_number = resumed.step if resumed else 0
         self.course = Course(**resumed.course) if resumed else Course()
+        self.folder = CheckpointFolder(config.run.dir)
 
         self.guard = CompileGuard(job.allow_recompile)
         sizes = Sizes(self.group_set.num_features, len(self.group_set.sessions), self.group_set.num_classes)
-        torch.manual_seed(self.config.run.seed)
-        model = build_model(self.config.model, sizes)
-        self.step = TrainStep(model, self.config, world, self.guard, resumed.state if resumed else None)
+        model = build_model(config.model, sizes, seed=config.run.seed)
+        self.step = TrainStep(model, config, world, self.guard, resumed.state if resumed else None)
         check_same_weights(self.step.weights(), world)
-
-        self.clock = RunClock(job.seconds)
-        validation = self.config.validation
-        self.val_reader = None
-        if validation.split in self.group_set.splits and validation.every:
-            self.val_reader = stack.enter_context(GroupReader(self.group_set, validation.split))
-        batch_size = validation.batch_size or self.plan.batch_size
         self.decoder = SplitDecoder(
             model,
-            DTYPES[self.config.model.dtype],
-            self.config.augment.smooth_sigma_bins,
+            DTYPES[config.model.dtype],
+            config.augment.smooth_sigma_bins,
             world,
             self.guard,
-            max(1, batch_size // self.group_set.group_size),
-            self.config.data.prefetch_batches,
+            self.plan.groups_per_validation_slot,
+            config.data.prefetch_batches,
         )
-        self.events = stack.enter_context(EventLog(self.config.run.dir, self.step_number)) if self.is_first else None
-        self.progress = stack.enter_context(Progress()) if self.is_first else None
+        self.train_reader = stack.enter_context(GroupReader(self.group_set, "train"))
+        validates = config.validation.every > 0
+        self.val_reader = GroupReader(self.group_set, config.validation.split) if validates else None
+        if self.val_reader:
+            stack.enter_context(self.val_reader)
+        self.events = stack.enter_context(EventLog(config.run.dir, self.step_number)) if world.rank == 0 else None
+        self.progress = stack.enter_context(Progress()) if world.rank == 0 else None
+        self.clock = RunClock(job.seconds, lambda: self.guard.compile_seconds)
         self.clock.add("start", time.time() - job.started)
 
-    @property
-    def is_first(self) -> bool:
-        return self.world.rank == 0
-
-    def _refuse_other_data(self, checkpoint: Checkpoint) -> None:
-        found = (self.group_set.num_features, self.group_set.sessions)
-        if found != (checkpoint.num_features, checkpoint.sessions):
-            raise UserError(
-                f"the groups have {found[0]} features and {len(found[1])} sessions, the checkpoint was trained on "
-                f"{checkpoint.num_features} and {len(checkpoint.sessions)}, or on sessions of other names",
-                self.config.data.dir,
-                "give the groups that the run began with: --set data.dir=",
-            )
-
     def train(self) -> None:
+        """Runs every update that is left, and leaves a summary of the whole."""
         train, validation = self.config.train, self.config.validation
         if self.progress:
             self.progress.start(train.steps, self.step_number)
-        reader = GroupReader(self.group_set, "train")
-        num_batches = (train.steps - self.step_number) * train.accumulation
-        began = time.monotonic()
+            self.progress.message(self.plan.in_words())
         steps = range(self.step_number, train.steps)
-        feed = Feed(self._host_batches(reader, steps), num_batches, device(), self.config.data.prefetch_batches)
-        with reader, feed:
+        num_batches = len(steps) * train.accumulation
+        with Feed(self._read(steps), num_batches, device(), self.config.data.prefetch_batches) as feed:
             batches = iter(feed)
-            while self.step_number < train.steps:
-                self._update(batches)
+            for step in steps:
+                with self.clock.phase("train"):
+                    self._update(self.schedule.update(step), batches)
                 done = self.step_number == train.steps
-                validates = self.val_reader is not None and (self.step_number % validation.every == 0 or done)
-                saves = validates or self.step_number % train.checkpoint_every == 0 or done
+                validates = self.val_reader is not None and (done or self.step_number % validation.every == 0)
+                saves = validates or done or self.step_number % train.checkpoint_every == 0
                 # Before a checkpoint too, so that weights whose loss is not finite are never the latest.
                 if saves or self.step_number % train.log_every == 0:
-                    self._log(self.step.totals())
+                    with self.clock.phase("train"):
+                        self._log()
                 is_best = self._validate() if validates else False
                 if saves:
                     self._save(is_best, self.course.val_per if validates else None)
-        other = sum(self.clock.seconds.get(name, 0.0) for name in ("validate", "checkpoint"))
-        compiled = self.guard.compile_seconds
-        self.clock.add("compile", compiled)
-        self.clock.add("train", max(0.0, time.monotonic() - began - other - compiled))
-        if self.is_first:
+        if self.world.rank == 0:
             self._write_summary("completed")
 
-    def _host_batches(self, reader: GroupReader, steps: range) -> Iterator[Batch]:
+    def _read(self, steps: range) -> Iterator[Batch]:
         for step in steps:
             update = self.schedule.update(step)
             dealt = deal(update.groups, self.plan.groups_per_update, self.world.size, self.plan.accumulation)
             for groups in dealt[self.world.rank]:
-                yield reader.read(groups, update.bucket)
+                yield self.train_reader.read(groups, update.bucket)
 
-    def _update(self, batches: Iterator[Any]) -> None:
-        update = self.schedule.update(self.step_number)
-        new = not self.guard.knows("train", update.bucket)
+    def _update(self, update: Update, batches: Iterator[DeviceBatch]) -> None:
         if self.progress:
-            self.progress.phase("compile" if new else "train")
-        began, compiled = time.monotonic(), self.guard.compiles
+            self.progress.phase("train" if self.guard.knows("train", update.bucket) else "compile")
+        began, compiles = time.monotonic(), self.guard.compiles
         self.step.run(self.step_number, update.bucket, batches)
         self.step_number += 1
-        if self.guard.compiles == compiled:
+        if self.guard.compiles == compiles:
             trials = int(self.schedule.index.num_valid_G[list(update.groups)].sum())
             self.clock.step(time.monotonic() - began, trials)
         if self.progress:
             self.progress.update(self.step_number, None, self.clock.trials_per_second)
 
-    def _log(self, totals: Totals) -> None:
-        if not math.isfinite(totals.mean_loss):
-            raise UserError(
-                f"the loss is {totals.mean_loss} in the {self.config.train.log_every} updates up to {self.step_number}",
-                f"{self.config.run.dir}/events.jsonl",
-                "go on from the last checkpoint with --resume, or begin anew with a lower optimizer.rate.peak",
-            )
-        if self.course.train_loss_first is None:
-            self.course.train_loss_first = totals.mean_loss
-        self.course.train_loss_last = totals.mean_loss
+    def _log(self) -> None:
+        began = time.monotonic()
+        totals = self.step.totals()
+        self.clock.wait(time.monotonic() - began)
+        _refuse_not_finite(totals, self.step_number, self.config.run.dir)
+        self.course.log(totals.mean_loss)
         if self.events and self.progress:
             self.progress.update(self.step_number, totals.mean_loss, self.clock.trials_per_second)
             self.events.write(
@@ -226,59 +175,35 @@ class _Run:
 
     def _validate(self) -> bool:
         """Decodes the held-out split; True, on all ranks alike, when it is the best so far."""
+        assert self.val_reader is not None, "there is a split to validate on"
         if self.progress:
             self.progress.phase("validate")
-        compiled = self.guard.compile_seconds
         with self.clock.phase("validate"):
-            result = self._decode()
-        self.clock.add("validate", compiled - self.guard.compile_seconds)
-        course = self.course
-        course.val_per, course.val_per_by_day = result.per, result.per_by_day
-        is_best = course.best_val_per is None or result.per < course.best_val_per
-        course.best_val_per = result.per if is_best else course.best_val_per
+            result = validate(self.decoder, self.val_reader, self.world)
         if self.events and self.progress:
             self.progress.validated(self.step_number, result.per)
             self.events.write("val", self.step_number, per=result.per, loss=result.loss, per_day=result.per_by_day)
-        return is_best
-
-    def _decode(self) -> Validation:
-        sessions = self.group_set.sessions
-        sums = np.zeros(2 * len(sessions) + 2)
-        for prediction in self.decoder.decode(self.val_reader):
-            day = sessions.index(prediction.session)
-            result = score([(prediction.session, prediction.reference, prediction.decoded)])[prediction.session]
-            sums[2 * day : 2 * day + 2] += result.errors, result.phonemes
-            sums[-2:] += prediction.loss, 1
-        # Rates are taken after the reduction, so that every rank, and every number of ranks, finds the same.
-        *_, loss, trials = sums = self.world.sum(sums)
-        errors_D, phonemes_D = sums[:-2:2], sums[1:-2:2]
-        per_by_day = {
-            session: float(errors / phonemes)
-            for session, errors, phonemes in zip(sessions, errors_D, phonemes_D, strict=True)
-            if phonemes
-        }
-        return Validation(float(errors_D.sum() / max(1, phonemes_D.sum())), per_by_day, float(loss / max(1, trials)))
+        return self.course.validated(result.per, result.per_by_day)
 
     def _save(self, is_best: bool, val_per: float | None) -> None:
-        if not self.is_first:
-            return
+        if self.events is None or self.progress is None:
+            return  # rank 0 writes; if it cannot, its error ends all ranks
         self.progress.phase("save")
         with self.clock.phase("checkpoint"):
-            self._write_summary("running")
-            path = self.folder.save(
-                Checkpoint(
-                    step=self.step_number,
-                    state=self.step.state(),
-                    config=configuration.dumps(self.config),
-                    sessions=self.group_set.sessions,
-                    num_features=self.group_set.num_features,
-                    num_classes=self.group_set.num_classes,
-                    val_per=val_per,
-                    course=asdict(self.course),
-                ),
-                is_best,
+            checkpoint = Checkpoint(
+                step=self.step_number,
+                state=self.step.state(),
+                config=configuration.dumps(self.config),
+                conversion=self.group_set.conversion,
+                sessions=self.group_set.sessions,
+                num_features=self.group_set.num_features,
+                num_classes=self.group_set.num_classes,
+                val_per=val_per,
+                course=asdict(self.course),
             )
+            path = self.folder.save(checkpoint, is_best)
         self.events.write("checkpoint", self.step_number, file=path.name, best=is_best)
+        self._write_summary("running")
 
     def _write_summary(self, status: str) -> None:
         summary = {
@@ -300,7 +225,21 @@ class _Run:
         write_summary(self.config.run.dir, summary)
 
 
-def write_summary(run_dir: str | Path, summary: dict[str, Any]) -> None:
-    """Writes `summary.json` whole: a reader never sees half of it."""
-    with replacing(Path(run_dir) / "summary.json") as path:
-        path.write_text(json.dumps(summary, indent=1))
+def _refuse_not_finite(totals: Totals, step: int, run_dir: str) -> None:
+    for name, value in (("loss", totals.mean_loss), ("norm of the gradient", totals.mean_norm)):
+        if not math.isfinite(value):
+            raise UserError(
+                f"the {name} is {value}, on average over the {totals.updates:.0f} updates up to step {step}",
+                f"{run_dir}/events.jsonl",
+                "go on from the last checkpoint with --resume, or begin anew with a lower optimizer.rate.peak",
+            )
+
+
+def _refuse_other_data(checkpoint: Checkpoint, group_set: GroupSet) -> None:
+    if checkpoint.conversion != group_set.conversion:
+        raise UserError(
+            f"these groups are of the conversion {group_set.conversion}, the run began with {checkpoint.conversion}: "
+            "other groups, or in another order",
+            group_set.folder,
+            "give the groups that the run began with: --set data.dir=",
+        )

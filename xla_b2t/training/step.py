@@ -17,27 +17,28 @@ from xla_b2t.errors import UserError
 from xla_b2t.models.augment import augment, smooth
 from xla_b2t.models.ctc import ctc_loss
 from xla_b2t.models.dtypes import DTYPES
+from xla_b2t.models.protocol import checked
 from xla_b2t.training import optimizer
 from xla_b2t.xla.compile_guard import CompileGuard
-from xla_b2t.xla.device import device, set_noise, sync, to_device, to_host
+from xla_b2t.xla.device import set_noise, sync, to_device, to_host
 from xla_b2t.xla.feed import DeviceBatch
 from xla_b2t.xla.world import World
 
 
 @dataclass(frozen=True)
 class TrainState:
-    """What a checkpoint keeps of the step, as CPU tensors; the keys are the names of the model's parameters.
+    """What a checkpoint keeps of the step, as CPU tensors by their names in the model.
 
     Attributes:
-        weights: float32 masters.
-        moment1, moment2: float32, the optimizer's running moments.
-        buffers: the model's buffers, in the dtype of the model where they are floating point.
+        weights: float32 masters of the trained parameters.
+        moment1, moment2: float32, the optimizer's running moments of them.
+        fixed: frozen parameters and buffers, which no step changes.
     """
 
     weights: dict[str, torch.Tensor]
     moment1: dict[str, torch.Tensor]
     moment2: dict[str, torch.Tensor]
-    buffers: dict[str, torch.Tensor]
+    fixed: dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -81,11 +82,15 @@ class TrainStep:
         self._config = config
         self._world = world
         self._guard = guard
-        self._slots = _place(model, config, state)
+        state = state or initial_state(model)
+        self._fixed = state.fixed
+        place_weights(model, DTYPES[config.model.dtype], state)
+        self._slots = _place_optimizer(model, config, state)
         accumulated = [slot.master.shape for slot in self._slots] + [(2,)] if config.train.accumulation > 1 else []
         self._accumulated = to_device([torch.zeros(shape) for shape in accumulated])
         (self._totals,) = to_device([torch.zeros(4)])
         self._keep_totals = False
+        self._has_run = False
         sync(wait=True)
 
     def run(self, step: int, bucket: int, batches: Iterator[DeviceBatch]) -> None:
@@ -97,7 +102,7 @@ class TrainStep:
             batches: the feed; one batch is taken for every micro-step.
 
         Raises:
-            UserError: the step compiled again, left the core, or does not reach a parameter.
+            UserError: the step compiled again, left the core, does not reach a parameter, or changes a buffer.
         """
         values = optimizer.controls(step, self._keep_totals, self._config.optimizer)
         self._keep_totals = True
@@ -117,6 +122,9 @@ class TrainStep:
             with self._guard.watch("apply", -1, "every parameter"):
                 self._apply(pending, controls_N)
                 sync()
+        if not self._has_run:
+            self._has_run = True
+            self._refuse_changed_buffers()
 
     def totals(self) -> Totals:
         """Reads the running totals, which waits for the core, and starts them anew with the next update."""
@@ -131,15 +139,20 @@ class TrainStep:
     def state(self) -> TrainState:
         """Copies the state to the host, which waits for the core."""
         names = [slot.name for slot in self._slots]
-        buffers = dict(self.model.named_buffers())
-        host = to_host(
-            [slot.master for slot in self._slots]
-            + [slot.moment1 for slot in self._slots]
-            + [slot.moment2 for slot in self._slots]
-            + list(buffers.values())
-        )
-        parts = [dict(zip(names, host[i * len(names) : (i + 1) * len(names)], strict=True)) for i in range(3)]
-        return TrainState(*parts, buffers=dict(zip(buffers, host[3 * len(names) :], strict=True)))
+        columns = (to_host([getattr(slot, column) for slot in self._slots]) for column in ("moment1", "moment2"))
+        moment1, moment2 = (dict(zip(names, column, strict=True)) for column in columns)
+        return TrainState(self.weights(), moment1, moment2, self._fixed)
+
+    def _refuse_changed_buffers(self) -> None:
+        """Statistics kept in a buffer would be each rank's own, and rounded to bf16 at every step."""
+        buffers = {name: buffer for name, buffer in self.model.named_buffers() if name in self._fixed}
+        for name, now in zip(buffers, to_host(list(buffers.values())), strict=True):
+            if not torch.equal(now, self._fixed[name].to(now.dtype)):
+                raise UserError(
+                    f"a training step changes the buffer {name}, which every rank would then hold in its own version",
+                    f"model: {name}",
+                    "use LayerNorm or GroupNorm in place of BatchNorm, or set track_running_stats=False",
+                )
 
     def _backward(self, batch: DeviceBatch) -> list[torch.Tensor]:
         """Gradients of the summed loss in float32, in the order of the slots, and last the (loss, trials) sums."""
@@ -172,7 +185,7 @@ class TrainStep:
             self.model.output_steps,
         )
         features_BTC = smooth(features_BTC, settings.smooth_sigma_bins)
-        output = self.model(features_BTC, input_bins_B, batch.days_B)
+        output = checked(self.model(features_BTC, input_bins_B, batch.days_B), features_BTC, self.model)
         loss_B = ctc_loss(output.logits_BPK, batch.labels_BL, output.steps_B, batch.label_lengths_B)
         if output.auxiliary_loss_B is not None:
             loss_B = loss_B + output.auxiliary_loss_B.float()
@@ -191,29 +204,47 @@ class TrainStep:
             total.zero_()
 
 
+def initial_state(model: nn.Module) -> TrainState:
+    """The state before the first update of a model with float32 weights on the CPU."""
+    weights, fixed = {}, {name: buffer.clone() for name, buffer in model.named_buffers()}
+    for name, parameter in model.named_parameters():
+        kept = weights if parameter.requires_grad else fixed
+        kept[name] = parameter.detach().float().clone()
+    zeros = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    return TrainState(weights, zeros, zeros, fixed)
+
+
 def place_weights(model: nn.Module, dtype: torch.dtype, state: TrainState) -> None:
-    """Moves a CPU model onto the core in `dtype`, with the weights and buffers of a state."""
+    """Moves a CPU model onto the core, floating point in `dtype`, with the values of a state.
+
+    What two names share in the model they share on the core; `Module.to` would part them there.
+    """
+    values = {**state.weights, **state.fixed}
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(state.weights[name])
-        for name, buffer in model.named_buffers():
-            buffer.copy_(state.buffers[name])
-    model.to(dtype).to(device())
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            tensor.copy_(values[name])
+    found = {id(t): t for module in model.modules() for t in (*module._parameters.values(), *module._buffers.values())}
+    tensors = [tensor for tensor in found.values() if tensor is not None]
+    host = [tensor.detach().to(dtype) if tensor.is_floating_point() else tensor.detach() for tensor in tensors]
+    placed = {id(tensor): there for tensor, there in zip(tensors, to_device(host), strict=True)}
+    parameters = {
+        id(tensor): nn.Parameter(placed[id(tensor)], tensor.requires_grad)
+        for tensor in tensors
+        if isinstance(tensor, nn.Parameter)
+    }
+    for module in model.modules():
+        for name, tensor in module._parameters.items():
+            module._parameters[name] = None if tensor is None else parameters[id(tensor)]
+        for name, tensor in module._buffers.items():
+            module._buffers[name] = None if tensor is None else placed[id(tensor)]
 
 
-def _place(model: nn.Module, config: Config, state: TrainState | None) -> list[optimizer.Slot]:
-    """Moves the model onto the core in its dtype; masters are the weights themselves, not their rounding."""
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if state is None:
-        weights = {name: parameter.detach().float().clone() for name, parameter in trained.items()}
-        zeros = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-        state = TrainState(weights, zeros, zeros, {name: buffer.clone() for name, buffer in model.named_buffers()})
-    place_weights(model, DTYPES[config.model.dtype], state)
+def _place_optimizer(model: nn.Module, config: Config, state: TrainState) -> list[optimizer.Slot]:
+    """Masters are the weights themselves, not their rounding to the model's dtype."""
     placed = dict(model.named_parameters())
-    columns = [
-        to_device([column[name] for name in trained]) for column in (state.weights, state.moment1, state.moment2)
-    ]
+    names = list(state.weights)
+    columns = [to_device([column[name] for name in names]) for column in (state.weights, state.moment1, state.moment2)]
     return [
         optimizer.Slot(name, optimizer.kind_of(name, config.optimizer), placed[name], *tensors)
-        for name, *tensors in zip(trained, *columns, strict=True)
+        for name, *tensors in zip(names, *columns, strict=True)
     ]

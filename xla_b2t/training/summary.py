@@ -1,0 +1,56 @@
+"""`summary.json`: the result of a run, or how far it has come. Other tools read it."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from xla_b2t.errors import UserError
+from xla_b2t.files import replacing
+
+FILE_NAME = "summary.json"
+
+
+@dataclass
+class Course:
+    """How a run has gone so far; a resumed run goes on from it. Error rates from 0 up, losses in nats a trial."""
+
+    val_per: float | None = None
+    best_val_per: float | None = None
+    val_per_by_day: dict[str, float] = field(default_factory=dict)
+    train_loss_first: float | None = None
+    train_loss_last: float | None = None
+
+    def log(self, mean_loss: float) -> None:
+        """Takes the mean loss of some updates."""
+        if self.train_loss_first is None:
+            self.train_loss_first = mean_loss
+        self.train_loss_last = mean_loss
+
+    def validated(self, per: float, per_by_day: dict[str, float]) -> bool:
+        """Takes a validation; True when it is the best so far."""
+        is_best = self.best_val_per is None or per < self.best_val_per
+        self.val_per, self.val_per_by_day = per, per_by_day
+        self.best_val_per = per if is_best else self.best_val_per
+        return is_best
+
+
+def write_summary(run_dir: str | Path, summary: dict[str, Any]) -> None:
+    """Writes the file whole: a reader never sees half of it.
+
+    Raises:
+        UserError: the disk does not take it.
+    """
+    try:
+        with replacing(Path(run_dir) / FILE_NAME) as path:
+            path.write_text(json.dumps(summary, indent=1))
+    except OSError as error:
+        raise UserError(
+            f"the summary cannot be written: {error.strerror}", str(Path(run_dir) / FILE_NAME), "free some space there"
+        ) from error
+
+
+def read_summary(run_dir: str | Path) -> dict[str, Any] | None:
+    """What the file holds, None where there is none."""
+    path = Path(run_dir) / FILE_NAME
+    return json.loads(path.read_text()) if path.exists() else None
