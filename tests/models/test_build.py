@@ -1,5 +1,7 @@
 """From `[model]` to a module: ours, the user's, and every mistake in between."""
 
+import threading
+
 import pytest
 import torch
 
@@ -151,14 +153,54 @@ def test_build_by_a_factory_that_gives_no_decoder_says_what_is_missing(users_fil
     assert advice in fix
 
 
-@pytest.mark.parametrize("text", ["import no_such_package_here\n", "def build(:\n"])
-def test_build_by_a_factory_in_a_file_that_cannot_be_imported_says_why(tmp_path, text):
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("\nimport no_such_package_here\n", 2, "ModuleNotFoundError: No module named 'no_such_package_here'"),
+        ("x = 1\ndef build(:\n", 2, "SyntaxError: "),
+        ("def half():\n    return 1 / 0\n\nhalf()\n", 2, "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_build_by_a_factory_in_a_file_that_cannot_be_imported_names_the_line(tmp_path, text, line, message):
     path = tmp_path / "broken.py"
     path.write_text(text)
     what, where, fix = refused(ModelConfig(factory=f"{path}:build"))
-    assert what.startswith("the file cannot be imported: ")
-    assert where == str(path)
-    assert fix == "correct the file"
+    assert what.startswith(f"the file cannot be imported: {message}")
+    assert where == f"{path}:{line}"
+    assert fix == "correct the line"
+
+
+def test_build_by_a_factory_that_fails_names_the_line_of_the_users_file(tmp_path):
+    path = tmp_path / "failing.py"
+    path.write_text("import torch\n\n\ndef build(sizes, options):\n    return torch.nn.Linear(sizes.nom_features, 2)\n")
+    with pytest.raises(UserError) as caught:
+        build_model(ModelConfig(factory=f"{path}:build"), SIZES)
+    assert caught.value.what == ("the factory failed: AttributeError: 'Sizes' object has no attribute 'nom_features'")
+    assert caught.value.where == f"{path}:5"
+    assert caught.value.fix == "correct the line"
+    assert isinstance(caught.value.__cause__, AttributeError)
+
+
+def test_build_by_a_factory_that_fails_deep_in_torch_names_the_users_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the path is given as users give it, relative
+    (tmp_path / "deep.py").write_text("import torch\ndef build(sizes, options):\n    return torch.nn.Linear(2, -1)\n")
+    what, where, _ = refused(ModelConfig(factory="deep.py:build"))
+    assert what.startswith("the factory failed: RuntimeError: ")
+    assert where == "deep.py:3"
+
+
+def test_build_by_a_factory_that_builds_on_our_model_passes_its_user_error_on(tmp_path):
+    path = tmp_path / "ours.py"
+    path.write_text(
+        "from xla_b2t.config import ModelConfig\n"
+        "from xla_b2t.models.build import build_model\n"
+        "def build(sizes, options):\n"
+        "    return build_model(ModelConfig(options=options), sizes)\n"
+    )
+    config = ModelConfig(factory=f"{path}:build", options=SMALL)
+    assert build_model(config, SIZES, seed=1).output_steps(10) == 4
+    what, _, _ = refused(ModelConfig(factory=f"{path}:build", options={"hiden": 5}))
+    assert what == "unknown key model.options.hiden"
 
 
 def test_build_by_a_factory_that_is_no_python_file_says_so(tmp_path):
@@ -167,3 +209,30 @@ def test_build_by_a_factory_that_is_no_python_file_says_so(tmp_path):
     what, _, fix = refused(ModelConfig(factory=f"{path}:build"))
     assert what == f"{path} is not a Python file"
     assert ".py" in fix
+
+
+def test_build_with_a_seed_in_threads_gives_every_thread_the_same_weights():
+    models = [None] * 4
+    ready = threading.Barrier(len(models))
+
+    def build(number):
+        ready.wait()
+        models[number] = build_model(ModelConfig(options={**SMALL, "hidden": 64, "layers": 4}), SIZES, seed=7)
+
+    threads = [threading.Thread(target=build, args=(number,)) for number in range(len(models))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    alone = build_model(ModelConfig(options={**SMALL, "hidden": 64, "layers": 4}), SIZES, seed=7).state_dict()
+    for model in models:
+        for name, weight in model.state_dict().items():
+            assert torch.equal(weight, alone[name]), name
+
+
+def test_build_with_a_seed_leaves_the_generator_as_it_was():
+    before = torch.get_rng_state()
+    first = build_model(ModelConfig(options=SMALL), SIZES, seed=7).state_dict()
+    assert torch.equal(torch.get_rng_state(), before)
+    other = build_model(ModelConfig(options=SMALL), SIZES, seed=8).state_dict()
+    assert any(not torch.equal(weight, other[name]) for name, weight in first.items())

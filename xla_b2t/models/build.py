@@ -7,10 +7,14 @@ device (`torch.device("meta")` as a context gives it no memory). Dtype and devic
 import importlib.util
 import inspect
 import sys
+import threading
+import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from xla_b2t.config import ModelConfig, decode
@@ -18,17 +22,31 @@ from xla_b2t.errors import UserError
 from xla_b2t.models.gru_decoder import GruDecoder, GruDecoderOptions
 from xla_b2t.models.protocol import Sizes
 
+# Initial weights are drawn from torch's generator, of which a process has one, and ranks may be threads of a process.
+# Reentrant, because a user's factory may build on one of our models.
+_BUILDING = threading.RLock()
 
-def build_model(config: ModelConfig, sizes: Sizes) -> nn.Module:
-    """The model, freshly initialised.
+
+def build_model(config: ModelConfig, sizes: Sizes, *, seed: int | None = None) -> nn.Module:
+    """The model, freshly initialised; one at a time, where ranks are threads.
 
     Args:
         config: `factory`, if given, is called as `function(sizes, options)`; else `name` is one of ours.
         sizes: features, days and classes of the data.
+        seed: draws the weights from this seed, the same on every rank, and leaves torch's generator as it was. None
+            draws them from that generator.
 
     Raises:
-        UserError: no such model, an option it does not know, or a factory that cannot be loaded or gives no decoder.
+        UserError: no such model, an option it does not know, a factory that cannot be loaded, fails, or gives no
+            decoder.
     """
+    with _BUILDING, nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
+        if seed is not None:
+            torch.manual_seed(seed)
+        return _build(config, sizes)
+
+
+def _build(config: ModelConfig, sizes: Sizes) -> nn.Module:
     if config.factory:
         return _build_users(config, sizes)
     if config.name == "gru_decoder":
@@ -54,7 +72,7 @@ def _refuse(options: GruDecoderOptions) -> None:
 
 
 def _build_users(config: ModelConfig, sizes: Sizes) -> nn.Module:
-    function = _load(config.factory)
+    function, file = _load(config.factory)
     options = dict(config.options)
     try:
         inspect.signature(function).bind(sizes, options)
@@ -64,7 +82,14 @@ def _build_users(config: ModelConfig, sizes: Sizes) -> nn.Module:
             config.factory,
             "define it with two parameters",
         ) from None
-    model = function(sizes, options)
+    try:
+        model = function(sizes, options)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"the factory failed: {type(error).__name__}: {error}", _line(error, file), "correct the line"
+        ) from error
     if not isinstance(model, nn.Module):
         raise UserError(
             f"the factory returned {type(model).__name__}, a torch.nn.Module is needed",
@@ -81,7 +106,7 @@ def _build_users(config: ModelConfig, sizes: Sizes) -> nn.Module:
     return model
 
 
-def _load(factory: str) -> Callable[[Sizes, dict[str, Any]], Any]:
+def _load(factory: str) -> tuple[Callable[[Sizes, dict[str, Any]], Any], Path]:
     path, colon, name = factory.rpartition(":")
     if not colon or not path or not name:
         raise UserError(
@@ -97,9 +122,20 @@ def _load(factory: str) -> Callable[[Sizes, dict[str, Any]], Any]:
     sys.modules[spec.name] = module  # dataclasses and pickle look a module up by its name
     try:
         spec.loader.exec_module(module)
-    except (ImportError, SyntaxError) as error:
-        raise UserError(f"the file cannot be imported: {error}", str(file), "correct the file") from error
+    except Exception as error:
+        raise UserError(
+            f"the file cannot be imported: {type(error).__name__}: {error}", _line(error, file), "correct the line"
+        ) from error
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"there is no function {name} in it", str(file), f"define {name}(sizes, options)")
-    return function
+    return function, file
+
+
+def _line(error: Exception, file: Path) -> str:
+    """The innermost line of the user's file on the way to its error; the file alone where none is known."""
+    if isinstance(error, SyntaxError) and error.lineno and error.filename and Path(error.filename) == file.absolute():
+        return f"{file}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    numbers = [frame.lineno for frame in frames if Path(frame.filename) == file.absolute()]
+    return f"{file}:{numbers[-1]}" if numbers else str(file)
