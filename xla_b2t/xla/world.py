@@ -1,8 +1,8 @@
 """Rank, size, and the few collectives that a step needs, in three worlds that compute the same.
 
 `Alone` is one rank. `Graph` is several cores of a TPU: the reduction is a part of the compiled step. `Gloo` is several
-CPU processes: the reduction happens on the host, between two graphs. Everything is reduced in float32; integers
-travel as float32 and are checked to fit (an int64 reduction crashes on a TPU).
+CPU processes: the reduction happens on the host, between two graphs. Everything is reduced in float32; counts travel
+as float32 and are checked to fit (an int64 reduction crashes on a TPU).
 """
 
 from abc import ABC, abstractmethod
@@ -14,6 +14,8 @@ import torch.distributed as dist
 import torch_xla
 import torch_xla.core.xla_model as xm
 from torch_xla import runtime
+
+from xla_b2t.xla.compile_guard import may_compile
 
 _LARGEST_EXACT = 2**24
 
@@ -32,11 +34,19 @@ class World(ABC):
         """Sums float32 XLA tensors over all ranks; the tensors given must not be used afterwards."""
 
     @abstractmethod
-    def sum(self, values: np.ndarray) -> np.ndarray:
+    def sum(self, values: np.ndarray, exact: bool = True) -> np.ndarray:
         """Sums a float64 host vector of one fixed length over all ranks, in float32.
 
         Args:
-            values: (N,) finite; counts stay exact below 2**24 in the sum.
+            values: (N,) counts, or measured values with `exact=False`; the same choice on all ranks.
+            exact: refuse what float32 may not count exactly. False lets every value through, rounded to float32, also
+                one that is not finite: sums of losses are for the reader, and 1e30 says "impossible" as well as any.
+
+        Returns:
+            (N,) float64, the same on all ranks.
+
+        Raises:
+            OverflowError: `exact`, and a value is beyond 2**24 or not a number, here or in the sum.
         """
 
     def agree(self, value: bool) -> bool:
@@ -63,8 +73,8 @@ class Alone(World):
     def all_reduce(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         return tensors
 
-    def sum(self, values: np.ndarray) -> np.ndarray:
-        return _checked(values).astype(np.float64)
+    def sum(self, values: np.ndarray, exact: bool = True) -> np.ndarray:
+        return _checked(values, exact).astype(np.float64)
 
 
 class Graph(World):
@@ -81,11 +91,12 @@ class Graph(World):
         xm.all_reduce(xm.REDUCE_SUM, tensors)
         return tensors
 
-    def sum(self, values: np.ndarray) -> np.ndarray:
-        device_values = torch.from_numpy(_checked(values)).to(torch_xla.device())
-        xm.all_reduce(xm.REDUCE_SUM, [device_values])
-        torch_xla.sync()
-        return _checked(device_values.cpu().numpy()).astype(np.float64)
+    def sum(self, values: np.ndarray, exact: bool = True) -> np.ndarray:
+        device_values = torch.from_numpy(_checked(values, exact)).to(torch_xla.device())
+        with may_compile():
+            xm.all_reduce(xm.REDUCE_SUM, [device_values])
+            torch_xla.sync()
+        return _checked(device_values.cpu().numpy(), exact).astype(np.float64)
 
 
 class Gloo(World):
@@ -109,13 +120,15 @@ class Gloo(World):
         ]
         return xm.send_cpu_data_to_device(parts, torch_xla.device())
 
-    def sum(self, values: np.ndarray) -> np.ndarray:
-        total = torch.from_numpy(_checked(values).copy())
+    def sum(self, values: np.ndarray, exact: bool = True) -> np.ndarray:
+        total = torch.from_numpy(_checked(values, exact).copy())
         dist.all_reduce(total)
-        return _checked(total.numpy()).astype(np.float64)
+        return _checked(total.numpy(), exact).astype(np.float64)
 
 
-def _checked(values: np.ndarray) -> np.ndarray:
-    if np.abs(values).max(initial=0) > _LARGEST_EXACT:
-        raise OverflowError(f"a sum over ranks reached {np.abs(values).max():g}, float32 counts exactly to 2**24 only")
+def _checked(values: np.ndarray, exact: bool) -> np.ndarray:
+    countable = np.abs(values) <= _LARGEST_EXACT  # False for NaN
+    if exact and not countable.all():
+        worst = values[~countable][0]
+        raise OverflowError(f"a count over ranks is {worst:g}, float32 counts exactly to 2**24 only")
     return values.astype(np.float32)
