@@ -94,24 +94,22 @@ def test_event_log_on_a_full_disk_is_a_user_error(tmp_path, monkeypatch):
 
 def test_event_log_left_by_a_full_disk_keeps_the_user_error(tmp_path):
     (tmp_path / "events.jsonl").symlink_to("/dev/full")
-    with pytest.raises(UserError, match="the event log cannot be written: No space left on device"):
-        with EventLog(tmp_path) as log:
-            log.write("train", 1, loss=1.0)
+    message = "the event log cannot be written: No space left on device"
+    with pytest.raises(UserError, match=message), EventLog(tmp_path) as log:
+        log.write("train", 1, loss=1.0)
 
 
 def test_event_log_left_by_another_error_on_a_full_disk_keeps_that_error(tmp_path):
     (tmp_path / "events.jsonl").symlink_to("/dev/full")
-    with pytest.raises(ValueError, match="a fault"):
-        with EventLog(tmp_path) as log:
-            log._file.write(b"not flushed yet")
-            raise ValueError("a fault")
+    with pytest.raises(ValueError, match="a fault"), EventLog(tmp_path) as log:
+        log._file.write(b"not flushed yet")
+        raise ValueError("a fault")
 
 
 def test_event_log_closed_on_a_full_disk_is_a_user_error(tmp_path):
     (tmp_path / "events.jsonl").symlink_to("/dev/full")
-    with pytest.raises(UserError) as caught:
-        with EventLog(tmp_path) as log:
-            log._file.write(b"not flushed yet")
+    with pytest.raises(UserError) as caught, EventLog(tmp_path) as log:
+        log._file.write(b"not flushed yet")
     assert caught.value.args == (
         "the event log cannot be written: No space left on device",
         str(tmp_path / "events.jsonl"),
