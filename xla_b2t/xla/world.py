@@ -130,5 +130,5 @@ def _checked(values: np.ndarray, exact: bool) -> np.ndarray:
     countable = np.abs(values) <= _LARGEST_EXACT  # False for NaN
     if exact and not countable.all():
         worst = values[~countable][0]
-        raise OverflowError(f"a count over ranks is {worst:g}, float32 counts exactly to 2**24 only")
+        raise OverflowError(f"a count over ranks is {worst:.10g}, float32 counts exactly to 2**24 only")
     return values.astype(np.float32)
