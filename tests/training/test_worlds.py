@@ -29,8 +29,14 @@ def test_graph_world_of_threads_trains_like_processes_and_like_one_rank(tmp_path
     config = tmp_path / "alone" / "config.toml"
     script = Path(__file__).parent / "thread_ranks.py"
     subprocess.run([sys.executable, str(script), str(config), "4", str(output)], check=True, timeout=240)
-    values = torch.load(output, weights_only=True)
-    found["threads"] = values["losses"], values["weights"]
+    threads = torch.load(output, weights_only=True)
+    for rank in threads:
+        # One graph for a bucket, and with accumulation one more to apply; none again, none that another rank compiled.
+        assert rank["counts"] == (accumulation, 0, 0)
+        assert rank["losses"] == threads[0]["losses"]
+        for parameter, weight in rank["initial"].items():
+            assert torch.equal(weight, threads[0]["initial"][parameter]), parameter
+    found["threads"] = threads[0]["losses"], threads[0]["weights"]
     for name in ("processes", "threads"):
         np.testing.assert_allclose(found[name][0], found["alone"][0], rtol=2e-5)
         for parameter, weight in found["alone"][1].items():

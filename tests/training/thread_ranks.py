@@ -3,12 +3,13 @@
 The threads stand in for the cores of a TPU host. On the CPU client of XLA their collectives meet only if the threads
 trace and start each step one after the other, and if the client runs what it is given at once and has enough threads.
 
-Usage: thread_ranks.py CONFIG NUM_RANKS OUTPUT
+Usage: thread_ranks.py CONFIG NUM_RANKS OUTPUT. OUTPUT gets a list: what each rank found.
 """
 
 import os
 import sys
 import threading
+from contextlib import contextmanager
 
 os.environ.update(
     PJRT_DEVICE="CPU",
@@ -34,6 +35,16 @@ from xla_b2t.xla.feed import DeviceBatch, as_tensors
 from xla_b2t.xla.world import Graph
 
 one_at_a_time = threading.Lock()
+found = {}
+
+
+class InTurn(CompileGuard):
+    """Lets one rank at a time trace and start a graph; reading what it gives must wait for the others, unlocked."""
+
+    @contextmanager
+    def watch(self, *arguments):
+        with one_at_a_time, super().watch(*arguments):
+            yield
 
 
 def run_rank(ordinal, config, output):
@@ -43,25 +54,24 @@ def run_rank(ordinal, config, output):
     assert (world.rank, world.size) == (ordinal, int(sys.argv[2]))
     plan = plan_batches(config, group_set.group_size, world.size)
     schedule = Schedule("epochs", group_set.splits["train"], config.run.seed, plan.groups_per_update)
-    guard = CompileGuard(allow_recompile=True)  # the counters are the process's, and so of all threads
-    with one_at_a_time:
-        torch.manual_seed(config.run.seed)
-        sizes = Sizes(group_set.num_features, len(group_set.sessions), group_set.num_classes)
-        step = TrainStep(build_model(config.model, sizes), config, world, guard)
+    guard = InTurn()
+    sizes = Sizes(group_set.num_features, len(group_set.sessions), group_set.num_classes)
+    step = TrainStep(build_model(config.model, sizes, seed=config.run.seed), config, world, guard)
+    found[ordinal] = {"initial": step.weights()}
     losses = []
     with GroupReader(group_set, "train") as reader:
         for number in range(config.train.steps):
             update = schedule.update(number)
             mine = deal(update.groups, plan.groups_per_update, world.size, plan.accumulation)[world.rank]
-            with one_at_a_time:
-                batches = [
-                    DeviceBatch(*to_device(list(as_tensors(reader.read(groups, update.bucket))))) for groups in mine
-                ]
-                step.run(number, update.bucket, iter(batches))
+            batches = [DeviceBatch(*to_device(list(as_tensors(reader.read(groups, update.bucket))))) for groups in mine]
+            step.run(number, update.bucket, iter(batches))
             everyone.wait()
             losses.append(step.totals().mean_loss)
+    counts = guard.compiles, guard.compiles_after_warmup, guard.host_fallbacks
+    found[ordinal] |= {"losses": losses, "weights": step.weights(), "counts": counts}
+    everyone.wait()
     if world.rank == 0:
-        torch.save({"losses": losses, "weights": step.state().weights}, output)
+        torch.save([found[rank] for rank in range(world.size)], output)
 
 
 if __name__ == "__main__":
