@@ -88,7 +88,7 @@ def measure(groups: str, dtype: str) -> None:
     sizes = Sizes(group_set.num_features, len(group_set.sessions), group_set.num_classes)
     world = Alone("cpu")
     world.reduces_in_graph = False  # gradients, and their application, are two graphs, as among processes
-    step = TrainStep(build_model(config.model, sizes), config, world, CompileGuard())
+    step = TrainStep(build_model(config.model, sizes), sizes.num_classes, config, world, CompileGuard())
     bucket = int(group_set.splits["train"].bucket_G[0])
     host = as_tensors(GroupReader(group_set, "train").read([0], bucket))
     seconds = []

@@ -35,7 +35,7 @@ class RunConfig(Record):
     """Where a run lives and what makes it repeatable."""
 
     dir: str = "runs/latest"
-    seed: ZeroOrMore = 0
+    seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
     cores: ZeroOrMore = 0
     """Ranks to train on; 0 takes every core of a TPU, and one rank on a CPU."""
 

@@ -1,12 +1,14 @@
 """What configuration, data and model must agree on, each with the finding that it gives."""
 
-import json
+import dataclasses
 
 import numpy as np
 import pytest
 
 from xla_b2t import config as configuration
 from xla_b2t.audit.inventory import check
+from xla_b2t.audit.resume import Resumed
+from xla_b2t.data.groups import open_group_set
 from xla_b2t.data.prebatch import PrebatchSettings, prebatch
 from xla_b2t.data.synth import SynthSettings, synthesize
 from xla_b2t.errors import UserError
@@ -27,10 +29,16 @@ def load(groups, *keys):
     return configuration.load(None, options)
 
 
-def refusal(config, num_ranks=2, resumed_dir=None):
+def refusal(config, num_ranks=2, resumed=None):
     with pytest.raises(UserError) as caught:
-        check(config, num_ranks, resumed_dir)
+        check(config, num_ranks, resumed)
     return caught.value
+
+
+@pytest.fixture
+def resumed(groups, tmp_path):
+    (tmp_path / "config.toml").write_text(configuration.dumps(load(groups)))
+    return Resumed(str(tmp_path / "config.toml"), open_group_set(groups).conversion, 16)
 
 
 def test_check_of_run_that_agrees_is_silent(groups, capsys):
@@ -64,25 +72,29 @@ def test_check_with_more_ranks_than_groups_says_how_many_are_needed(groups):
 def test_check_of_stride_too_coarse_for_labels_counts_trials(groups):
     error = refusal(load(groups, "model.options.patch_stride=12"))
     assert "trials of train" in error.what and "steps for" in error.what
-    assert "train.h5" in error.where and "--patch and --stride of the model (now 4 and 2)" in error.fix
+    assert "train.h5" in error.where and "--patch-bins and --patch-stride of the model (now 4 and 2)" in error.fix
 
 
-def test_check_of_resume_names_every_changed_key(groups, tmp_path):
-    (tmp_path / "config.toml").write_text(configuration.dumps(load(groups)))
-    (tmp_path / "summary.json").write_text(json.dumps({"global_batch": 16}))
-    check(load(groups, "train.steps=7", "run.cores=2", "validation.every=3"), 2, tmp_path)
-    error = refusal(load(groups, "run.seed=4", "model.options.hidden=9", "optimizer.eps=0.2"), 2, tmp_path)
+def test_check_of_resume_names_every_changed_key(groups, resumed):
+    check(load(groups, "train.steps=7", "run.cores=2", "validation.every=3"), 2, resumed)
+    error = refusal(load(groups, "run.seed=4", "model.options.hidden=9", "optimizer.eps=0.2"), 2, resumed)
     assert "3 things must change" in error.what
     for text in ("run.seed: found 4", "model.options.hidden: found 9, expected 8", "optimizer.eps: found 0.2"):
         assert text in error.what
     assert "run.dir=" in error.fix
 
 
-def test_check_of_resume_with_another_global_batch_gives_both(groups, tmp_path):
-    (tmp_path / "config.toml").write_text(configuration.dumps(load(groups)))
-    (tmp_path / "summary.json").write_text(json.dumps({"global_batch": 16}))
-    error = refusal(load(groups), 3, tmp_path)
-    assert "trials an update: found 24, expected 16" in error.what and "train.global_batch=16" in error.fix
+def test_check_of_resume_with_another_global_batch_gives_both(groups, resumed):
+    error = refusal(load(groups), 3, resumed)
+    assert "trials an update: found 24, expected 16" in error.what
+    assert "train.global_batch=16" in error.fix
+
+
+def test_check_of_resume_with_other_groups_says_so(groups, resumed):
+    error = refusal(load(groups), 2, dataclasses.replace(resumed, conversion="another"))
+    assert "data.dir: found groups of the conversion" in error.what
+    assert "expected another, with which this run began" in error.what
+    assert "--set data.dir=" in error.fix
 
 
 def test_check_reads_no_features(groups, monkeypatch):

@@ -19,7 +19,7 @@ def make(step, val_per=None):
     weights = {"w": torch.full((3, 2), float(step))}
     state = TrainState(weights, {"w": torch.zeros(3, 2)}, {"w": torch.ones(3, 2)}, {"b": torch.ones(2)})
     return Checkpoint(
-        step, state, "[run]\nseed = 1\n", "abc", ("day 1", "day 2"), 16, 41, val_per, {"val_per": val_per}
+        step, state, "[run]\nseed = 1\n", "abc", 64, ("day 1", "day 2"), 16, 41, val_per, {"val_per": val_per}
     )
 
 

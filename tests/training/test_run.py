@@ -130,7 +130,7 @@ def test_run_summary_has_every_key_that_others_read(alone):
         "train_loss_last", "trials_per_second", "step_ms_median", "compiles", "compiles_after_warmup",
         "host_fallbacks", "padding_efficiency", "seconds", "resumed_from",
     }  # fmt: skip
-    assert {"start", "preflight", "compile", "train", "checkpoint"} <= set(alone[1]["seconds"])
+    assert {"start", "preflight", "compile", "train", "validate", "checkpoint"} == set(alone[1]["seconds"])
 
 
 def test_run_of_two_epochs_in_four_buckets_compiles_each_graph_once(groups_4, tmp_path):
@@ -167,6 +167,32 @@ def test_run_dir_that_holds_a_run_is_not_overwritten(groups, alone, tmp_path):
     train(groups, tmp_path / "run", "--overwrite", keys=["train.steps=1"])
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
     assert len(losses(tmp_path / "run")) == 1
+
+
+def test_run_dir_with_files_of_others_is_left_alone(groups, tmp_path):
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints" / "theirs.pt").write_text("theirs")
+    (tmp_path / "run" / "config.toml").write_text("theirs = 1")
+    shown = subprocess.run(command(groups, tmp_path / "run"), capture_output=True, text=True, timeout=120)
+    assert shown.returncode == 2
+    assert "this directory holds checkpoints, and no run to go on with" in shown.stderr
+    assert (tmp_path / "run" / "checkpoints" / "theirs.pt").read_text() == "theirs"
+    assert (tmp_path / "run" / "config.toml").read_text() == "theirs = 1"
+
+
+def test_resume_that_is_refused_leaves_the_run_as_it_was(groups, groups_4, alone, tmp_path):
+    shutil.copytree(alone[0], tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    for other, options, what in (
+        (groups_4, ["train.steps=9"], "groups of the conversion"),
+        (groups, ["train.steps=9", "run.seed=3"], "run.seed: found 3"),
+        (groups, ["train.steps=6"], "the run has 6 updates already"),
+    ):
+        refused = command(other, tmp_path / "run", "--resume", keys=options)
+        shown = subprocess.run(refused, capture_output=True, text=True, timeout=120)
+        assert shown.returncode == 2, shown.stderr
+        assert what in shown.stderr
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
 def test_run_dir_that_holds_a_run_survives_a_refused_overwrite(alone, tmp_path):
@@ -229,6 +255,7 @@ def test_run_whose_model_reads_the_core_stops_and_names_the_operation(groups, tm
     )
     assert shown.returncode == 2, shown.stderr
     assert "aten::logaddexp" in shown.stderr
+    assert "my_model.py:" in shown.stderr
     assert "--allow-recompile" in shown.stderr
 
 

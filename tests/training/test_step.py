@@ -60,7 +60,7 @@ def run(step, number=0, batch=None):
 
 def make(model, *keys, state=None):
     config = configuration.load(None, [*KEYS, *keys])
-    return TrainStep(model, config, Alone("cpu"), CompileGuard(), state)
+    return TrainStep(model, CLASSES, config, Alone("cpu"), CompileGuard(), state)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -169,6 +169,7 @@ class Wrong(Small):
             "wide": DecoderOutput(logits.float(), steps),
             "steps": DecoderOutput(logits, steps.float()),
             "fewer": DecoderOutput(logits[:, 1:], steps),
+            "classes": DecoderOutput(logits[:, :, 1:], steps),
         }[self.how]
 
 
@@ -176,9 +177,10 @@ class Wrong(Small):
     ("how", "what"),
     [
         ("tuple", "it returned tuple, expected DecoderOutput"),
-        ("flat", "logits are (4, 5), expected (4, steps, classes)"),
+        ("flat", "logits are (4, 5), expected (4, steps, 5)"),
         ("wide", "logits are torch.float32 for features in torch.bfloat16"),
         ("steps", "steps are torch.float32 (4,), expected torch.int32 (4,)"),
+        ("classes", "logits are (4, 12, 4), expected (4, steps, 5)"),
         ("fewer", "12 bins gave logits of 11 steps, output_steps(12) is 12"),
     ],
 )

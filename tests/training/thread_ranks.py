@@ -56,7 +56,7 @@ def run_rank(ordinal, config, output):
     schedule = Schedule("epochs", group_set.splits["train"], config.run.seed, plan.groups_per_update)
     guard = InTurn()
     sizes = Sizes(group_set.num_features, len(group_set.sessions), group_set.num_classes)
-    step = TrainStep(build_model(config.model, sizes, seed=config.run.seed), config, world, guard)
+    step = TrainStep(build_model(config.model, sizes, seed=config.run.seed), sizes.num_classes, config, world, guard)
     found[ordinal] = {"initial": step.weights()}
     losses = []
     with GroupReader(group_set, "train") as reader:

@@ -4,15 +4,13 @@ In: the configuration and the number of ranks. Out: findings, all at once. It re
 builds the model without weights (on the meta device), so it takes a second and no memory.
 """
 
-import json
 import os
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from xla_b2t.audit.findings import Finding, refuse
-from xla_b2t.audit.resume import changed_batch, changed_keys
+from xla_b2t.audit.resume import Resumed, changed_data, changed_keys
 from xla_b2t.config import Config
 from xla_b2t.data.batch_plan import plan_batches
 from xla_b2t.data.groups import GroupSet, SplitIndex, open_group_set
@@ -23,22 +21,21 @@ _NAMED = 3
 """Trials that a finding names; the rest are counted."""
 
 
-def check(config: Config, num_ranks: int, resumed_dir: Path | None = None) -> None:
+def check(config: Config, num_ranks: int, resumed: Resumed | None = None) -> None:
     """Raises every finding about a run as one UserError; returns when there is none.
 
     Args:
         config: the run's configuration.
         num_ranks: ranks that will be started.
-        resumed_dir: the run directory, where the run goes on from a checkpoint.
+        resumed: the run that is gone on with, None for a new one.
     """
     group_set = open_group_set(config.data.dir)
     refuse([*environment(), *splits(config, group_set)])
     plan = plan_batches(config, group_set.group_size, num_ranks)
-    if resumed_dir is not None:
-        summary = resumed_dir / "summary.json"
-        before = json.loads(summary.read_text())["global_batch"] if summary.exists() else plan.global_batch
+    if resumed is not None:
         refuse(
-            changed_keys(resumed_dir / "config.toml", config) + changed_batch(before, plan.global_batch, str(summary))
+            changed_keys(resumed.config_path, config)
+            + changed_data(resumed, group_set.conversion, plan.global_batch, config.data.dir)
         )
     sizes = Sizes(group_set.num_features, len(group_set.sessions), group_set.num_classes)
     with torch.device("meta"):
@@ -113,7 +110,7 @@ def steps(model: torch.nn.Module, group_set: GroupSet, index: SplitIndex) -> lis
             index.path,
             examples + (" ..." if len(places) > _NAMED else ""),
             "at least as many output steps as labels and adjacent repeats",
-            f"pre-batch again with --patch and --stride of the model (now {group_set.patch_bins} and "
+            f"pre-batch again with --patch-bins and --patch-stride of the model (now {group_set.patch_bins} and "
             f"{group_set.patch_stride}): such trials are then refused and counted",
         )
     ]

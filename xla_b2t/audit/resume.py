@@ -4,7 +4,7 @@ A resumed run is to equal the uninterrupted one, so what the weights and the ord
 The number of cores may, as long as the global batch stays: the schedule deals the same groups.
 """
 
-from pathlib import Path
+from dataclasses import dataclass
 
 import msgspec
 
@@ -19,7 +19,16 @@ MAY_CHANGE = (
 )  # fmt: skip
 
 
-def changed_keys(before_path: Path, config: Config) -> list[Finding]:
+@dataclass(frozen=True)
+class Resumed:
+    """The run that is gone on with: its `config.toml`, which groups it trained on, and the trials of an update."""
+
+    config_path: str
+    conversion: str
+    global_batch: int
+
+
+def changed_keys(before_path: str, config: Config) -> list[Finding]:
     """A finding for every key whose change would make another run of it.
 
     Args:
@@ -35,7 +44,7 @@ def changed_keys(before_path: Path, config: Config) -> list[Finding]:
         Finding(
             "resume",
             key,
-            str(before_path),
+            before_path,
             repr(now.get(key)),
             f"{before.get(key)!r}, with which this run began",
             f"leave {key} as it was, or begin another run with --set run.dir=",
@@ -45,12 +54,32 @@ def changed_keys(before_path: Path, config: Config) -> list[Finding]:
     ]
 
 
-def changed_batch(before: int, now: int, where: str) -> list[Finding]:
-    """A finding when the trials an update are not what they were."""
-    if before == now:
-        return []
-    fix = f"set train.global_batch={before}, or choose batch size, accumulation and cores that give it"
-    return [Finding("resume", "trials an update", where, str(now), f"{before}, with which this run began", fix)]
+def changed_data(before: Resumed, conversion: str, global_batch: int, data_dir: str) -> list[Finding]:
+    """Findings when the groups, or the trials an update, are not those that the run began with."""
+    found = []
+    if before.conversion != conversion:
+        found.append(
+            Finding(
+                "resume",
+                "data.dir",
+                data_dir,
+                f"groups of the conversion {conversion}",
+                f"{before.conversion}, with which this run began",
+                "give the groups that the run began with: --set data.dir=",
+            )
+        )
+    if before.global_batch != global_batch:
+        found.append(
+            Finding(
+                "resume",
+                "trials an update",
+                before.config_path,
+                str(global_batch),
+                f"{before.global_batch}, with which this run began",
+                f"set train.global_batch={before.global_batch}, or a batch size, accumulation and cores that give it",
+            )
+        )
+    return found
 
 
 def _flat(tree: dict, prefix: str = "") -> dict:

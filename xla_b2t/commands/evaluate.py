@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -65,7 +66,14 @@ def run(args: argparse.Namespace) -> int:
 
     with tempfile.TemporaryDirectory(prefix="xla_b2t-") as output_dir:
         job = EvaluationJob(str(path), data_dir, args.split, output_dir, args.batch_size, args.allow_recompile)
-        spawn.run(evaluate_rank, (job,), machine, machine.ranks(args.cores), Path(output_dir) / "crash")
+        try:
+            spawn.run(evaluate_rank, (job,), machine, machine.ranks(args.cores), run_dir / "crash-evaluate")
+        except spawn.Interrupted as interrupted:
+            print("interrupted, all ranks are gone", file=sys.stderr)
+            return 128 + interrupted.args[0]
+        except spawn.RankError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
         parts = sorted(Path(output_dir).glob("rank-*.jsonl"))
         predictions = [json.loads(line) for part in parts for line in part.read_text().splitlines()]
     predictions.sort(key=lambda prediction: prediction["trial"])
@@ -102,7 +110,9 @@ def evaluate_rank(world: "World", job: EvaluationJob) -> None:
     place_weights(model, dtype, checkpoint.state)
     guard = CompileGuard(job.allow_recompile)
     groups_per_core = max(1, job.batch_size // group_set.group_size)
-    decoder = SplitDecoder(model, dtype, config.augment.smooth_sigma_bins, world, guard, groups_per_core)
+    decoder = SplitDecoder(
+        model, checkpoint.num_classes, dtype, config.augment.smooth_sigma_bins, world, guard, groups_per_core
+    )
     with (
         GroupReader(group_set, job.split) as reader,
         open(Path(job.output_dir) / f"rank-{world.rank}.jsonl", "w", encoding="utf-8") as file,

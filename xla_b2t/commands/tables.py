@@ -22,7 +22,8 @@ def print_summary(summary: dict[str, Any], run_dir: Path) -> None:
             table.add_row(f"  {session}", f"{per:.2%}")
     table.add_row("train loss", f"{summary['train_loss_first']:.2f} -> {summary['train_loss_last']:.3f} nats a trial")
     table.add_row(
-        "speed", f"{summary['trials_per_second']:,.0f} trials/s, {summary['step_ms_median']:.0f} ms an update"
+        "speed",
+        f"{summary['trials_per_second']:,.0f} trials/s, {summary['step_ms_median']:.0f} ms an update in the median",
     )
     table.add_row(
         "compiles", f"{summary['compiles']} on rank 0, {summary['compiles_after_warmup']} after warm-up, "

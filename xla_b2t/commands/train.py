@@ -7,8 +7,12 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from xla_b2t.errors import UserError
+
+if TYPE_CHECKING:
+    from xla_b2t.audit.resume import Resumed
 
 SUMMARY = "train a decoder on the cores of this machine"
 EXAMPLE = "python -m xla_b2t.launch --cores 8 --config configs/gru_baseline.toml --set data.dir=groups"
@@ -65,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     preflight_began = time.time()
     from xla_b2t.audit.inventory import check
 
-    check(config, num_ranks, run_dir if checkpoint else None)
+    check(config, num_ranks, _resumed(run_dir) if checkpoint else None)
     seconds = {"start": preflight_began - started, "preflight": time.time() - preflight_began}
     _prepare_run_dir(run_dir, configuration.dumps(config), bool(checkpoint))
 
@@ -118,7 +122,32 @@ def _to_resume(run_dir: Path, steps: int, resume: str | None, overwrite: bool, m
     if holds_run and not may_clear:
         fix = "add --resume to go on, --overwrite to lose it, or --set run.dir=ELSEWHERE"
         raise UserError("this directory holds a run", str(run_dir), fix)
+    if not may_clear:
+        _refuse_foreign(run_dir)
     return ""
+
+
+def _resumed(run_dir: Path) -> "Resumed":
+    from xla_b2t.audit.resume import Resumed
+    from xla_b2t.training.checkpoint import CheckpointFolder
+
+    return Resumed(str(run_dir / "config.toml"), *CheckpointFolder(run_dir).trained_on())
+
+
+def _refuse_foreign(run_dir: Path) -> None:
+    """What lies here under our names and is not ours is nobody's to remove. A run that failed early may be replaced."""
+    from xla_b2t import config as configuration
+
+    names = [name for name in ("checkpoints", "summary.json", "events.jsonl", "crash") if (run_dir / name).exists()]
+    try:
+        is_ours = (run_dir / "config.toml").exists() and bool(configuration.load(run_dir / "config.toml"))
+    except UserError:
+        is_ours = False
+    is_early = is_ours and not any((run_dir / "checkpoints").glob("*"))
+    if (names or (run_dir / "config.toml").exists()) and not is_early:
+        found = ", ".join(names) or "config.toml"
+        fix = "give a directory of its own with --set run.dir=, or --overwrite to lose what is there"
+        raise UserError(f"this directory holds {found}, and no run to go on with", str(run_dir), fix)
 
 
 def _prepare_run_dir(run_dir: Path, config: str, is_resumed: bool) -> None:

@@ -128,9 +128,14 @@ def open_group_set(folder: str | Path) -> GroupSet:
     root = Path(folder)
     manifest = _read_manifest(root)
     try:
-        return _describe(root, manifest)
-    except (KeyError, TypeError) as error:
+        group_set = _describe(root, manifest)
+    except KeyError as error:
         raise UserError(f"the manifest lacks {error}", str(root / MANIFEST), CONVERT) from error
+    except (TypeError, AttributeError) as error:
+        raise UserError(f"the manifest is damaged: {error}", str(root / MANIFEST), CONVERT) from error
+    for index in group_set.splits.values():
+        _check_index(group_set, index)
+    return group_set
 
 
 class GroupReader:
@@ -278,6 +283,8 @@ def _read_manifest(root: Path) -> dict[str, Any]:
         raise UserError(f"the manifest cannot be read: {error}", str(path), CONVERT) from None
     if not is_ours:
         raise UserError(f"this is not a manifest of groups: format {manifest.get('format')!r}", str(path), CONVERT)
+    if not isinstance(manifest.get("version"), int):
+        raise UserError("the manifest is damaged: it has no version", str(path), CONVERT)
     if manifest["version"] > FORMAT_VERSION:
         raise UserError(
             f"the groups have format version {manifest['version']}, this program reads up to {FORMAT_VERSION}",
@@ -311,6 +318,23 @@ def _describe(root: Path, manifest: dict[str, Any]) -> GroupSet:
         buckets=tuple(Bucket(**bucket) for bucket in manifest["buckets"]),
         splits=splits,
     )
+
+
+def _check_index(group_set: GroupSet, index: SplitIndex) -> None:
+    """The index stands outside the groups' checksums, and what it says is used before any group is read."""
+    size = group_set.group_size
+    for name, values, least, most in (
+        ("bucket", index.bucket_G, 0, len(group_set.buckets) - 1),
+        ("day", index.day_G, 0, len(group_set.sessions) - 1),
+        ("num_valid", index.num_valid_G, 1, size),
+    ):
+        if len(values) and not (least <= values.min() and values.max() <= most):
+            found = f"{name} goes from {values.min()} to {values.max()}, expected {least} to {most}"
+            raise UserError(f"the index is damaged: {found}", f"{index.path}:/index/{name}", CONVERT)
+    valid_G = (index.input_bins_GB > 0).sum(axis=1)
+    real_G = index.input_bins_GB.sum(axis=1)
+    if not (np.array_equal(valid_G, index.num_valid_G) and np.array_equal(real_G, index.real_bins_G)):
+        raise UserError("the index is damaged: its counts contradict each other", f"{index.path}:/index", CONVERT)
 
 
 def _read_index(split: str, path: Path, conversion: str) -> SplitIndex:

@@ -46,6 +46,7 @@ class SplitDecoder:
 
     Args:
         model: on the core.
+        num_classes: K of its logits.
         dtype: what the model computes in.
         smooth_sigma_bins: as in training.
         world: this rank among the others.
@@ -57,6 +58,7 @@ class SplitDecoder:
     def __init__(
         self,
         model: nn.Module,
+        num_classes: int,
         dtype: torch.dtype,
         smooth_sigma_bins: float,
         world: World,
@@ -65,6 +67,7 @@ class SplitDecoder:
         prefetch: int = 2,
     ):
         self._model = model
+        self._num_classes = num_classes
         self._dtype = dtype
         self._sigma = smooth_sigma_bins
         self._world = world
@@ -102,7 +105,9 @@ class SplitDecoder:
 
     def _step(self, batch: DeviceBatch) -> list[torch.Tensor]:
         features_BTC = smooth(batch.features_BTC.to(self._dtype), self._sigma)
-        output = checked(self._model(features_BTC, batch.input_bins_B, batch.days_B), features_BTC, self._model)
+        output = checked(
+            self._model(features_BTC, batch.input_bins_B, batch.days_B), features_BTC, self._num_classes, self._model
+        )
         loss_B = ctc_loss(output.logits_BPK, batch.labels_BL, output.steps_B, batch.label_lengths_B)
         return [output.logits_BPK.argmax(-1).to(torch.int32), output.steps_B.to(torch.int32), loss_B]
 

@@ -60,7 +60,7 @@ class Decoder(Protocol):
         ...
 
 
-def checked(output: DecoderOutput, features_BTC: Tensor, model: Decoder) -> DecoderOutput:
+def checked(output: DecoderOutput, features_BTC: Tensor, num_classes: int, model: Decoder) -> DecoderOutput:
     """The output of a model, if its shapes and dtypes are what the protocol asks for; values are not looked at.
 
     Raises:
@@ -72,8 +72,8 @@ def checked(output: DecoderOutput, features_BTC: Tensor, model: Decoder) -> Deco
     if not isinstance(output, DecoderOutput):
         raise UserError(f"it returned {type(output).__name__}, expected DecoderOutput", where, fix)
     logits, steps = output.logits_BPK, output.steps_B
-    if logits.dim() != 3 or logits.shape[0] != trials:
-        raise UserError(f"logits are {tuple(logits.shape)}, expected ({trials}, steps, classes)", where, fix)
+    if logits.dim() != 3 or (logits.shape[0], logits.shape[2]) != (trials, num_classes):
+        raise UserError(f"logits are {tuple(logits.shape)}, expected ({trials}, steps, {num_classes})", where, fix)
     if logits.dtype != features_BTC.dtype:
         found = f"logits are {logits.dtype} for features in {features_BTC.dtype}"
         raise UserError(found, where, "keep the model's dtype: something in it is wider than its inputs")

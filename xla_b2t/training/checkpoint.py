@@ -33,6 +33,7 @@ class Checkpoint:
         state: weights, moments and buffers.
         config: the run's configuration in TOML.
         conversion: which groups it trained on.
+        global_batch: trials an update.
         sessions: name of each day, in the order of the day indices.
         num_features: C.
         num_classes: K.
@@ -44,6 +45,7 @@ class Checkpoint:
     state: TrainState
     config: str
     conversion: str
+    global_batch: int
     sessions: tuple[str, ...]
     num_features: int
     num_classes: int
@@ -79,7 +81,7 @@ class CheckpointFolder:
             if manifest["best"] not in manifest["files"]:
                 manifest["best"] = None
             manifest["files"][name] = {"step": checkpoint.step, "sha256": digest, "val_per": checkpoint.val_per}
-            manifest["latest"] = name
+            manifest |= {"latest": name, "conversion": checkpoint.conversion, "global_batch": checkpoint.global_batch}
             manifest["best"] = name if is_best else manifest["best"]
             newest = sorted(manifest["files"])[-_NUM_KEPT:]
             dropped = [other for other in manifest["files"] if other not in newest and other != manifest["best"]]
@@ -126,6 +128,11 @@ class CheckpointFolder:
     def exists(self) -> bool:
         """True when there is a manifest, so something to resume from."""
         return (self.path / "manifest.json").exists()
+
+    def trained_on(self) -> tuple[str, int]:
+        """The conversion of the groups, and the trials an update, of the latest checkpoint; there must be one."""
+        manifest = self._manifest()
+        return manifest["conversion"], manifest["global_batch"]
 
     def latest_step(self) -> int:
         """Updates done in the latest checkpoint; there must be one."""

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from xla_b2t import config as configuration
 from xla_b2t.config import Config
 from xla_b2t.data.batch_plan import plan_batches
-from xla_b2t.data.groups import Batch, GroupReader, GroupSet, open_group_set
+from xla_b2t.data.groups import Batch, GroupReader, open_group_set
 from xla_b2t.data.schedule import Schedule, Update, deal
 from xla_b2t.errors import UserError
 from xla_b2t.evaluation.decode import SplitDecoder
@@ -79,8 +79,6 @@ class _Run:
             config.data.days_per_batch,
         )
         resumed = load_file(job.checkpoint) if job.checkpoint else None
-        if resumed:
-            _refuse_other_data(resumed, self.group_set)
         self.resumed_from = resumed.step if resumed else None
         self.step_number = resumed.step if resumed else 0
         self.course = Course(**resumed.course) if resumed else Course()
@@ -89,10 +87,11 @@ class _Run:
         self.guard = CompileGuard(job.allow_recompile)
         sizes = Sizes(self.group_set.num_features, len(self.group_set.sessions), self.group_set.num_classes)
         model = build_model(config.model, sizes, seed=config.run.seed)
-        self.step = TrainStep(model, config, world, self.guard, resumed.state if resumed else None)
+        self.step = TrainStep(model, sizes.num_classes, config, world, self.guard, resumed.state if resumed else None)
         check_same_weights(self.step.weights(), world)
         self.decoder = SplitDecoder(
             model,
+            sizes.num_classes,
             DTYPES[config.model.dtype],
             config.augment.smooth_sigma_bins,
             world,
@@ -114,7 +113,7 @@ class _Run:
         """Runs every update that is left, and leaves a summary of the whole."""
         train, validation = self.config.train, self.config.validation
         if self.progress:
-            self.progress.start(train.steps, self.step_number)
+            self.progress.start(train.steps, self.step_number, self.course.best_val_per)
             self.progress.message(self.plan.in_words())
         steps = range(self.step_number, train.steps)
         num_batches = len(steps) * train.accumulation
@@ -195,6 +194,7 @@ class _Run:
                 state=self.step.state(),
                 config=configuration.dumps(self.config),
                 conversion=self.group_set.conversion,
+                global_batch=self.plan.global_batch,
                 sessions=self.group_set.sessions,
                 num_features=self.group_set.num_features,
                 num_classes=self.group_set.num_classes,
@@ -233,13 +233,3 @@ def _refuse_not_finite(totals: Totals, step: int, run_dir: str) -> None:
                 f"{run_dir}/events.jsonl",
                 "go on from the last checkpoint with --resume, or begin anew with a lower optimizer.rate.peak",
             )
-
-
-def _refuse_other_data(checkpoint: Checkpoint, group_set: GroupSet) -> None:
-    if checkpoint.conversion != group_set.conversion:
-        raise UserError(
-            f"these groups are of the conversion {group_set.conversion}, the run began with {checkpoint.conversion}: "
-            "other groups, or in another order",
-            group_set.folder,
-            "give the groups that the run began with: --set data.dir=",
-        )

@@ -9,6 +9,8 @@ from itertools import pairwise
 
 RATE_WINDOW_S = 60.0
 """The remaining time follows from the pace of this many last seconds."""
+LEAST_UPDATES = 5
+"""So many updates that did not compile before a remaining time is told."""
 HISTORY = 256
 """Points kept of a curve; when there are more, every other one is dropped."""
 
@@ -20,14 +22,17 @@ class Meter:
         total: updates of the whole run.
         first_step: updates done before this process began.
         now: seconds on any clock, the same in every call.
+        best_per: the lowest error rate before this process began.
     """
 
-    def __init__(self, total: int, first_step: int, now: float):
+    def __init__(self, total: int, first_step: int, now: float, best_per: float | None = None):
         self.total = total
         self.step = first_step
         self.phase = "train"
         self.losses = Curve()
         self.pers = Curve()
+        if best_per is not None:
+            self.pers.lowest = best_per
         self.per_step = 0
         self.trials_per_second = 0.0
         self.began = now
@@ -59,7 +64,7 @@ class Meter:
         if len(self._pace) < 2:
             return None
         (began, first), (ended, last) = self._pace[0], self._pace[-1]
-        if last == first:
+        if last - first < LEAST_UPDATES:
             return None
         return max(0.0, (self.total - self.step) * (ended - began) / (last - first) - (now - self._last_update))
 

@@ -32,9 +32,9 @@ class Progress:
         self._meter: Meter | None = None
         self._last_line = -math.inf
 
-    def start(self, total: int, first_step: int = 0) -> None:
-        """Begins with a run of `total` updates, `first_step` of them done."""
-        self._meter = Meter(total, first_step, self._clock())
+    def start(self, total: int, first_step: int = 0, best_per: float | None = None) -> None:
+        """Begins with a run of `total` updates, `first_step` of them done, `best_per` the lowest rate so far."""
+        self._meter = Meter(total, first_step, self._clock(), best_per)
         if self._stream.isatty() and os.environ.get("TERM") != "dumb":
             # Imported here: without a terminal there is no need for it.
             from xla_b2t.training.display import open_display

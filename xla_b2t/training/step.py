@@ -69,6 +69,7 @@ class TrainStep:
 
     Args:
         model: a decoder with float32 weights on the CPU, the same on every rank; it is moved to the core.
+        num_classes: K of its logits.
         config: the run's configuration.
         world: this rank among the others.
         guard: watches what compiles.
@@ -76,9 +77,16 @@ class TrainStep:
     """
 
     def __init__(
-        self, model: nn.Module, config: Config, world: World, guard: CompileGuard, state: TrainState | None = None
+        self,
+        model: nn.Module,
+        num_classes: int,
+        config: Config,
+        world: World,
+        guard: CompileGuard,
+        state: TrainState | None = None,
     ):
         self.model = model
+        self._num_classes = num_classes
         self._config = config
         self._world = world
         self._guard = guard
@@ -185,7 +193,9 @@ class TrainStep:
             self.model.output_steps,
         )
         features_BTC = smooth(features_BTC, settings.smooth_sigma_bins)
-        output = checked(self.model(features_BTC, input_bins_B, batch.days_B), features_BTC, self.model)
+        output = checked(
+            self.model(features_BTC, input_bins_B, batch.days_B), features_BTC, self._num_classes, self.model
+        )
         loss_B = ctc_loss(output.logits_BPK, batch.labels_BL, output.steps_B, batch.label_lengths_B)
         if output.auxiliary_loss_B is not None:
             loss_B = loss_B + output.auxiliary_loss_B.float()
