@@ -101,9 +101,14 @@ def test_event_log_left_by_a_full_disk_keeps_the_user_error(tmp_path):
 
 def test_event_log_left_by_another_error_on_a_full_disk_keeps_that_error(tmp_path):
     (tmp_path / "events.jsonl").symlink_to("/dev/full")
-    with pytest.raises(ValueError, match="a fault"), EventLog(tmp_path) as log:
-        log._file.write(b"not flushed yet")
-        raise ValueError("a fault")
+
+    def fail_with_unflushed_bytes():
+        with EventLog(tmp_path) as log:
+            log._file.write(b"not flushed yet")
+            raise ValueError("a fault")
+
+    with pytest.raises(ValueError, match="a fault"):
+        fail_with_unflushed_bytes()
 
 
 def test_event_log_closed_on_a_full_disk_is_a_user_error(tmp_path):

@@ -1,13 +1,16 @@
 """What ranks do in the tests of `xla.spawn`: a target must be importable by another process."""
 
+import multiprocessing
 import os
 import signal
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
 from xla_b2t.errors import UserError
+from xla_b2t.xla import spawn
 
 
 def write_sums(world, folder):
@@ -58,4 +61,41 @@ def fail_on_rank_one_of_threads(world):
     """Fails on rank 1, while rank 0 would go on for long."""
     if world.rank == 1:
         raise ValueError("a fault on rank 1")
+    time.sleep(600)
+
+
+def die_on_last_rank(world, how, folder):
+    """The process of the last rank dies without a word, when the others are up."""
+    Path(folder, f"{world.rank}.up").touch()
+    if world.rank == world.size - 1:
+        _die_when_all_are_up(how, folder, world.size)
+    time.sleep(600)
+
+
+def launch_pool(meeting_place, how):
+    """Does what torch_xla's launcher does on a host with three chips, without the chips."""
+    context = multiprocessing.get_context("spawn")
+    with spawn._naming_the_dead(meeting_place), ProcessPoolExecutor(3, context) as pool:
+        list(pool.map(_pool_rank, range(3), [meeting_place] * 3, [how] * 3))
+
+
+def _pool_rank(rank, meeting_place, how):
+    Path(meeting_place, f"rank-{rank}.pid").write_text(str(os.getpid()))
+    Path(meeting_place, f"{rank}.up").touch()
+    if rank == 2:
+        _die_when_all_are_up(how, meeting_place, 3)
+    time.sleep(600)
+
+
+def _die_when_all_are_up(how, folder, num_ranks):
+    while not all(Path(folder, f"{rank}.up").exists() for rank in range(num_ranks)):
+        time.sleep(0.05)
+    if how == "exit":
+        os._exit(7)
+    os.kill(os.getpid(), getattr(signal, how))
+
+
+def kill_parent(world):
+    """Kills the process that started this one."""
+    os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(600)

@@ -4,8 +4,8 @@ In: a function of the module level and its arguments. Each rank calls it with it
 process of our own, joined by gloo; on a TPU one child of ours calls torch_xla's `xmp.spawn`, which starts a process
 for each chip (on a v3 a rank is a thread of it). The parent never touches a device, so it can always end the rest.
 
-A rank that fails writes `crash/rank-N.txt` (for people) and `.json` (for the parent) before anything else, and exits.
-The parent takes the first failure, ends the other ranks, and raises it again.
+A rank that fails writes a JSON report for the parent into the meeting place, a private folder, then `crash/rank-N.txt`
+for people, and exits. The parent takes the first failure, ends the other ranks, and raises it again.
 """
 
 import json
@@ -19,7 +19,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -35,6 +36,8 @@ Target = Callable[..., None]
 _CROWDED_FLAGS = "--xla_backend_optimization_level=1 --xla_cpu_use_fusion_emitters=false"
 """For more ranks than the CPU has cores, each of which compiles for itself: compiles take a third of the time, steps up
 to half as long again (docs/LOG.md has the figures)."""
+_LAUNCHER = "TPU launcher"
+_RANK_PROCESS = "a rank process of the TPU"
 _POLL_S = 0.2
 _GRACE_S = 2.0
 
@@ -69,87 +72,83 @@ def run(target: Target, args: tuple[Any, ...], machine: Machine, num_ranks: int,
     crash_dir = Path(crash_dir)
     shutil.rmtree(crash_dir, ignore_errors=True)
     meeting_place = tempfile.mkdtemp(prefix="xla_b2t-")
-    processes: list[BaseProcess] = []
+    processes: dict[str, BaseProcess] = {}
     ended_well = False
     try:
-        with _signals_as_exception():
+        with _signals_go_to(_interrupt):
             if machine.kind == "tpu":
+                name = "rank 0" if num_ranks == 1 else _LAUNCHER  # one rank runs in the process of the launcher
                 context = multiprocessing.get_context("spawn")
-                processes = [context.Process(target=_tpu_host, args=(target, args, num_ranks, str(crash_dir)))]
+                rank_args = (target, args, name, meeting_place, str(crash_dir))
+                processes[name] = context.Process(target=_tpu_host, args=rank_args)
             else:
                 prepare(machine, target.__module__)
                 context = multiprocessing.get_context("forkserver")
-                processes = [
-                    context.Process(
-                        target=_cpu_rank, args=(target, args, rank, num_ranks, meeting_place, str(crash_dir))
-                    )
-                    for rank in range(num_ranks)
-                ]
-            for process in processes:
+                for rank in range(num_ranks):
+                    rank_args = (target, args, rank, num_ranks, meeting_place, str(crash_dir))
+                    processes[f"rank {rank}"] = context.Process(target=_cpu_rank, args=rank_args)
+            for process in processes.values():
                 process.start()
-            _watch(processes, crash_dir)
+            _watch(processes, meeting_place, crash_dir)
             ended_well = True
     finally:
-        with _signals_ignored():
+        with _signals_go_to(signal.SIG_IGN):  # a second Ctrl-C must not leave a rank behind
             if not ended_well:
-                _end(processes)
+                _end(list(processes.values()))
+            if sys.exc_info()[0] is Interrupted:
+                _end_forkserver()
             shutil.rmtree(meeting_place, ignore_errors=True)
 
 
-def _watch(processes: list[BaseProcess], crash_dir: Path) -> None:
-    running = dict(enumerate(processes))
+def _watch(processes: dict[str, BaseProcess], meeting_place: str, crash_dir: Path) -> None:
+    running = dict(processes)
     failing_since = None
     while running:
         wait([process.sentinel for process in running.values()], timeout=_POLL_S)
-        dead = {rank: process.exitcode for rank, process in running.items() if process.exitcode is not None}
-        reports = _read_reports(crash_dir)
+        dead = {name: process.exitcode for name, process in running.items() if process.exitcode is not None}
+        reports = _read_reports(meeting_place)
         failure = _failure(dead, reports, crash_dir)
         if failure is not None:
             raise failure
-        if reports:  # of ranks that lost another one: what happened to that one shows in a moment
+        if reports:  # of ranks that lost another one, or still write: what happened shows in a moment
             failing_since = failing_since or time.monotonic()
             if time.monotonic() - failing_since > _GRACE_S:
                 raise _as_error(reports[0], crash_dir)
             time.sleep(_POLL_S)
             continue
-        for rank in dead:
-            del running[rank]
+        for name in dead:
+            del running[name]
 
 
-def _read_reports(crash_dir: Path) -> list[dict[str, Any]]:
-    """What ranks have written about their end, the earliest first."""
-    reports = [json.loads(path.read_text()) for path in crash_dir.glob("rank-*.json")]
-    return sorted(reports, key=lambda report: report["time"])
+def _read_reports(meeting_place: str) -> list[dict[str, Any]]:
+    """What ranks have written about their end: causes before consequences, the earliest first."""
+    reports = [json.loads(path.read_text()) for path in Path(meeting_place).glob("*.json")]
+    return sorted(reports, key=lambda report: (report["is_consequence"], report["time"]))
 
 
-def _failure(dead: dict[int, int], reports: list[dict[str, Any]], crash_dir: Path) -> Exception | None:
-    """The first thing that went wrong and is not the consequence of another, if it shows by now.
-
-    Args:
-        dead: exit code of each process that has ended.
-        reports: as `_read_reports` gives them.
-        crash_dir: where the tracebacks are.
-    """
-    causes = [report for report in reports if not report["is_consequence"]]
-    reported = {report["rank"] for report in reports}
-    for rank, code in dead.items():
-        if code < 0:
-            return RankError(_how_killed(rank, -code))
-        if code > 0 and rank not in reported:
-            return RankError(f"rank {rank} ended with exit code {code} and no report; the other ranks were ended")
-    return _as_error(causes[0], crash_dir) if causes else None
+def _failure(dead: dict[str, int], reports: list[dict[str, Any]], crash_dir: Path) -> Exception | None:
+    """The first thing that went wrong and is not the consequence of another, if it shows by now."""
+    reported = {report["name"] for report in reports}
+    for name, code in dead.items():
+        if code != 0 and name not in reported:
+            return RankError(_how_ended(name, code))
+    # One that still lives is writing its crash file: ended now, it would leave none.
+    if reports and not reports[0]["is_consequence"] and (reports[0]["name"] in dead or _LAUNCHER in dead):
+        return _as_error(reports[0], crash_dir)
+    return None
 
 
-def _how_killed(rank: int, number: int) -> str:
-    why = " (probably the machine ran out of memory)" if number == signal.SIGKILL else ""
-    return f"rank {rank} was killed by {signal.Signals(number).name}{why}; the other ranks were ended"
+def _how_ended(name: str, code: int) -> str:
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code} and no report"
+    why = " (probably the machine ran out of memory)" if code == -signal.SIGKILL else ""
+    return f"{name} {how}{why}; the other ranks were ended"
 
 
 def _as_error(report: dict[str, Any], crash_dir: Path) -> Exception:
     if report["user_error"] is not None:
         return UserError(*report["user_error"])
-    traceback_path = crash_dir / f"rank-{report['rank']}.txt"
-    return RankError(f"rank {report['rank']} failed: {report['error']}\n  its traceback: {traceback_path}")
+    path = _path(crash_dir, report["name"], ".txt")
+    return RankError(report["message"] + (f"\n  its traceback: {path}" if path.exists() else ""))
 
 
 def _end(processes: list[BaseProcess]) -> None:
@@ -158,33 +157,37 @@ def _end(processes: list[BaseProcess]) -> None:
     for number, patience in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _GRACE_S)):
         for process in started:
             if number == signal.SIGKILL or process.is_alive():
-                _signal_group(process.pid, number)
+                _signal_group(process, number)
         until = time.monotonic() + patience
         for process in started:
             process.join(max(0.0, until - time.monotonic()))
 
 
-def _signal_group(pid: int, number: int) -> None:
+def _signal_group(process: BaseProcess, number: int) -> None:
+    """Never raises: there is an error to report, and there are other ranks to end."""
     try:
-        os.killpg(pid, number)
-    except ProcessLookupError:  # gone, or not yet the leader of a group
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            pass
+        os.killpg(process.pid, number)
+    except OSError:  # gone, or not yet the leader of a group
+        if process.is_alive():  # else its number may be another process's by now
+            with suppress(OSError):
+                os.kill(process.pid, number)
+
+
+def _end_forkserver() -> None:
+    """It notices that we are gone only when it has loaded torch. There is no public way to end it."""
+    pid = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    if pid is not None:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager
-def _signals_as_exception() -> Iterator[None]:
-    """SIGINT and SIGTERM become `Interrupted`, in the main thread; elsewhere signals are not ours to change."""
+def _signals_go_to(handler: Any) -> Iterator[None]:
+    """SIGINT and SIGTERM call `handler`, in the main thread; elsewhere signals are not ours to change."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def interrupt(number: int, _frame: object) -> None:
-        raise Interrupted(number)
-
-    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
@@ -192,18 +195,8 @@ def _signals_as_exception() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@contextmanager
-def _signals_ignored() -> Iterator[None]:
-    """While ranks are ended a second Ctrl-C must not leave one behind."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+def _interrupt(number: int, _frame: object) -> None:
+    raise Interrupted(number)
 
 
 # Below runs in the ranks.
@@ -211,7 +204,7 @@ def _signals_ignored() -> Iterator[None]:
 
 def _cpu_rank(target: Target, args: tuple, rank: int, num_ranks: int, meeting_place: str, crash_dir: str) -> None:
     _settle()
-    with _reporting(rank, crash_dir):
+    with _reporting(f"rank {rank}", meeting_place, crash_dir):
         os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="1", GLOO_SOCKET_IFNAME=_loopback())
         os.environ.setdefault("XLA_RNG_BIT_GENERATOR", "three_fry")
         if num_ranks > (os.cpu_count() or 1):
@@ -237,21 +230,68 @@ def _cpu_rank(target: Target, args: tuple, rank: int, num_ranks: int, meeting_pl
         dist.destroy_process_group()
 
 
-def _tpu_host(target: Target, args: tuple, num_ranks: int, crash_dir: str) -> None:
+def _tpu_host(target: Target, args: tuple, name: str, meeting_place: str, crash_dir: str) -> None:
     _settle()
-    import torch_xla.distributed.xla_multiprocessing as xmp
+    with _reporting(name, meeting_place, crash_dir):
+        import torch_xla.distributed.xla_multiprocessing as xmp
 
-    xmp.spawn(_tpu_rank, args=(target, args, crash_dir), nprocs=1 if num_ranks == 1 else None)
+        with _naming_the_dead(meeting_place):
+            xmp.spawn(_tpu_rank, (target, args, meeting_place, crash_dir), None if name == _LAUNCHER else 1)
 
 
-def _tpu_rank(ordinal: int, target: Target, args: tuple, crash_dir: str) -> None:
+def _tpu_rank(ordinal: int, target: Target, args: tuple, meeting_place: str, crash_dir: str) -> None:
     _settle(own_group=False)
-    with _reporting(ordinal, crash_dir):
+    with _reporting(f"rank {ordinal}", meeting_place, crash_dir):
+        Path(meeting_place, f"rank-{ordinal}.pid").write_text(str(os.getpid()))
         from torch_xla import runtime
 
         from xla_b2t.xla.world import Alone, Graph
 
         target(Graph() if runtime.world_size() > 1 else Alone("tpu"), *args)
+
+
+@contextmanager
+def _naming_the_dead(meeting_place: str) -> Iterator[None]:
+    """Watches the processes of the pool inside: it says only that one died, and of the last one not even that."""
+    children: dict[int, BaseProcess] = {}  # a process that has ended keeps its exit code here, whoever reaped it
+
+    def watch() -> None:
+        while True:
+            children.update({child.pid: child for child in multiprocessing.active_children()})
+            codes = {pid: child.exitcode for pid, child in children.items()}
+            if any(codes.values()):
+                _report_the_dead(codes, meeting_place)
+            time.sleep(_POLL_S)
+
+    threading.Thread(target=watch, daemon=True, name="watch-children").start()
+    try:
+        yield
+    except BrokenProcessPool:
+        time.sleep(2 * _POLL_S)  # the watch knows more
+        _report_the_dead({}, meeting_place)
+
+
+def _report_the_dead(codes: dict[int, int | None], meeting_place: str) -> None:
+    try:
+        reports = _read_reports(meeting_place)
+        reported = {report["pid"] for report in reports}
+        # The pool ends the rest by SIGTERM, so that says nothing.
+        silent = [pid for pid, code in codes.items() if code not in (None, 0, -signal.SIGTERM) and pid not in reported]
+        message = f"{_RANK_PROCESS} ended without a report; the other ranks were ended"
+        if silent:
+            message = _how_ended(_ranks_of(silent[0], meeting_place), codes[silent[0]])
+        _send_report(meeting_place, _LAUNCHER, message, bool(reports and not silent), None)
+    finally:
+        os._exit(1)
+
+
+def _ranks_of(pid: int, meeting_place: str) -> str:
+    """The name of a rank process: its first rank, and those that are other threads of it."""
+    paths = Path(meeting_place).glob("rank-*.pid")
+    ranks = [f"rank {rank}" for rank in sorted(int(path.stem[5:]) for path in paths if path.read_text() == str(pid))]
+    if len(ranks) > 1:
+        return f"{ranks[0]} (one process with {', '.join(ranks[1:])})"
+    return ranks[0] if ranks else _RANK_PROCESS  # it died before it was a rank
 
 
 def _settle(own_group: bool = True) -> None:
@@ -274,35 +314,52 @@ def _follow_parent() -> None:
 
 
 @contextmanager
-def _reporting(rank: int, crash_dir: str) -> Iterator[None]:
+def _reporting(name: str, meeting_place: str, crash_dir: str) -> Iterator[None]:
     """Writes down what went wrong before the process ends, and ends it at once: others may be waiting for it."""
     try:
         yield
     except BaseException as error:
-        _write_report(rank, Path(crash_dir), error)
-        sys.stderr.flush()
-        os._exit(1)
+        try:
+            _write_report(name, meeting_place, Path(crash_dir), error)
+        finally:
+            os._exit(1)
 
 
-def _write_report(rank: int, crash_dir: Path, error: BaseException) -> None:
-    now = time.time()
+def _write_report(name: str, meeting_place: str, crash_dir: Path, error: BaseException) -> None:
     text = "".join(traceback.format_exception(error))
     is_consequence = "gloo/transport" in str(error)  # another rank has left
-    if is_consequence:
-        sys.stderr.write(f"rank {rank}: lost the connection to another rank\n")
-    elif not isinstance(error, UserError):
-        sys.stderr.write(f"rank {rank}:\n{text}")
-    crash_dir.mkdir(parents=True, exist_ok=True)
-    (crash_dir / f"rank-{rank}.txt").write_text(f"rank {rank}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n{text}")
-    report = {
-        "rank": rank,
-        "time": now,
-        "error": f"{type(error).__name__}: {error}",
-        "is_consequence": is_consequence,
-        "user_error": list(error.args) if isinstance(error, UserError) else None,
-    }
-    (crash_dir / f".rank-{rank}").write_text(json.dumps(report))
-    os.replace(crash_dir / f".rank-{rank}", crash_dir / f"rank-{rank}.json")
+    user_error = list(error.args) if isinstance(error, UserError) else None
+    # The parent's report first: it must not be lost where the run directory takes no file, or stderr is closed.
+    _send_report(meeting_place, name, f"{name} failed: {type(error).__name__}: {error}", is_consequence, user_error)
+    with suppress(OSError):
+        crash_dir.mkdir(parents=True, exist_ok=True)
+    _write(_path(crash_dir, name, ".txt"), f"{name}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n{text}")
+    with suppress(OSError):
+        if is_consequence:
+            sys.stderr.write(f"{name}: lost the connection to another rank\n")
+        elif user_error is None:
+            sys.stderr.write(f"{name}:\n{text}")
+        sys.stderr.flush()
+
+
+def _send_report(meeting_place: str, name: str, message: str, is_consequence: bool, user_error: list | None) -> None:
+    report = {"name": name, "pid": os.getpid(), "time": time.time(), "message": message}
+    report |= {"is_consequence": is_consequence, "user_error": user_error}
+    _write(_path(meeting_place, name, ".json"), json.dumps(report))
+
+
+def _write(path: Path, text: str) -> None:
+    """Writes the whole file, or says that it cannot: an error is on its way already."""
+    try:
+        path.with_suffix(".part").write_text(text, encoding="utf-8", errors="backslashreplace")
+        os.replace(path.with_suffix(".part"), path)
+    except OSError as error:
+        with suppress(OSError):
+            sys.stderr.write(f"{path} could not be written: {error.strerror}\n")
+
+
+def _path(folder: str | Path, name: str, suffix: str) -> Path:
+    return Path(folder, name.replace(" ", "-") + suffix)
 
 
 @contextmanager
