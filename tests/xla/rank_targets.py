@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from xla_b2t.errors import UserError
-from xla_b2t.xla import spawn
+from xla_b2t.xla import rank
 
 
 def write_sums(world, folder):
@@ -75,7 +75,7 @@ def die_on_last_rank(world, how, folder):
 def launch_pool(meeting_place, how):
     """Does what torch_xla's launcher does on a host with three chips, without the chips."""
     context = multiprocessing.get_context("spawn")
-    with spawn._naming_the_dead(meeting_place), ProcessPoolExecutor(3, context) as pool:
+    with rank._naming_the_dead(meeting_place), ProcessPoolExecutor(3, context) as pool:
         list(pool.map(_pool_rank, range(3), [meeting_place] * 3, [how] * 3))
 
 
