@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from xla_b2t.errors import UserError
-from xla_b2t.xla import rank, spawn
+from xla_b2t.xla import spawn
 from xla_b2t.xla.machine import Machine
+from xla_b2t.xla.rank import _write_report, read_reports
 
 sys.path.insert(0, str(Path(__file__).parent))
 import rank_targets
@@ -83,7 +84,7 @@ def test_run_where_no_crash_file_can_be_written_still_raises_the_first_error(tmp
 
 def test_write_report_where_nothing_can_be_written_does_not_raise(tmp_path, capsys):
     (tmp_path / "file").touch()
-    rank._write_report("rank 1", str(tmp_path / "none"), tmp_path / "file" / "crash", ValueError("a fault"))
+    _write_report("rank 1", str(tmp_path / "none"), tmp_path / "file" / "crash", ValueError("a fault"))
     shown = capsys.readouterr().err
     assert f"{tmp_path}/none/rank-1.json could not be written: No such file or directory\n" in shown
     assert f"{tmp_path}/file/crash/rank-1.txt could not be written: Not a directory\n" in shown
@@ -253,7 +254,7 @@ def test_launcher_whose_pool_breaks_names_the_rank_of_the_process_that_died(tmp_
         with suppress(ProcessLookupError):
             os.kill(int(path.read_text()), signal.SIGKILL)
     assert launcher.exitcode == 1
-    (report,) = rank.read_reports(str(tmp_path))
+    (report,) = read_reports(str(tmp_path))
     assert (report["message"], report["is_consequence"]) == (message, False)
 
 

@@ -68,11 +68,7 @@ INDEX_TABLES = {
 
 @dataclass(frozen=True, eq=False)
 class GroupSet:
-    """A folder of groups.
-
-    `conversion` differs when the groups do. `sessions[day]` is the session of a day. `buckets` ascend and serve every
-    split.
-    """
+    """A folder of groups: `conversion` differs when they do, `sessions[day]` is of a day, `buckets` of every split."""
 
     folder: str
     conversion: str
