@@ -51,6 +51,8 @@ def write_summary(run_dir: str | Path, summary: dict[str, Any]) -> None:
 
 
 def read_summary(run_dir: str | Path) -> dict[str, Any] | None:
-    """What the file holds, None where there is none."""
-    path = Path(run_dir) / FILE_NAME
-    return json.loads(path.read_text()) if path.exists() else None
+    """What the file holds, None where there is none or it is damaged: nothing depends on it."""
+    try:
+        return json.loads((Path(run_dir) / FILE_NAME).read_text())
+    except (OSError, ValueError):
+        return None

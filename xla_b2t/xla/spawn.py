@@ -47,7 +47,8 @@ def prepare(machine: Machine, module: str) -> None:
     if machine.kind == "cpu":
         # Loading torch_xla does not start its runtime, so forking afterwards is safe.
         forkserver.set_forkserver_preload(["torch", "torch_xla", module])
-        forkserver.ensure_running()
+        with _signals_go_to(signal.SIG_IGN):  # the server inherits it: Ctrl-C while it loads is not its to report
+            forkserver.ensure_running()
 
 
 def run(target: Target, args: tuple[Any, ...], machine: Machine, num_ranks: int, crash_dir: str | Path) -> None:
