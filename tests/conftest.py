@@ -1,5 +1,6 @@
 """What all tests share: XLA on the CPU with one device, made ready before autograd starts."""
 
+import gc
 import os
 
 os.environ.setdefault("PJRT_DEVICE", "CPU")
@@ -54,3 +55,15 @@ def on_xla(xla_device):
         return [result.detach().cpu() for result in results], text
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def _nothing_pending(request):
+    # A step that was refused half-way leaves traced tensors, kept alive by its traceback: they would be compiled into
+    # the next test's first graph.
+    if "xla_device" in request.fixturenames:
+        request.getfixturevalue("xla_device")
+        import torch_xla
+
+        gc.collect()
+        torch_xla.sync(wait=True)
