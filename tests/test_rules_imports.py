@@ -32,7 +32,11 @@ LAYERS = (
 NO_TORCH = ("errors", "files", "config", "cli", "data", "commands", "launch", "__main__")
 """May be imported where torch is not, or would be slow."""
 
-ARGUED_STATE = {"xla_b2t.xla.scan: _loops": "a cache of pure values behind a lock: whoever builds one gets the same"}
+ARGUED_STATE = {
+    "xla_b2t.xla.scan: _loops": "a cache of pure values behind a lock: whoever builds one gets the same",
+    "xla_b2t.xla.tpu_kernel: _written": "a cache of pure values behind a lock: whoever writes one gets the same",
+    "xla_b2t.xla.tpu_kernel: _tracing_for_tpu": "scoped to a `with` block and a thread, as a ContextVar is",
+}
 
 
 def module_name(path):

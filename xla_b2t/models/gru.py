@@ -9,6 +9,9 @@ What differs from autograd through a scan, and why:
   gradient a time step, gigabytes at real sizes.
 - Given the gates, the gradient's recursion is linear in the incoming gradient. So the derivatives are worked out before
   the backward loop, which is left with a product, a matmul and a sum.
+- On a TPU the two loops are kernels that keep the recurrent weights on the chip (`xla/gru_kernel.py`), where they fit.
+- What is kept for the backward pass is four values a state. With `recompute` nothing but the states is kept, and two
+  matmuls over all steps bring the rest back.
 - bfloat16 in gives bfloat16 throughout; matmuls over time and trials accumulate in float32 inside the matrix unit, and
   biases and a shared first state are summed in float32.
 """
@@ -20,6 +23,8 @@ from torch import Tensor, nn
 
 from xla_b2t.models.bias import sum_rows
 from xla_b2t.models.dropout import dropout
+from xla_b2t.xla import gru_kernel
+from xla_b2t.xla.recompute import again
 from xla_b2t.xla.scan import Tensors, scan
 
 
@@ -31,10 +36,22 @@ class GruStack(nn.Module):
         hidden: H, width of every layer.
         layers: how many.
         dropout: probability that a value between two layers is dropped in training.
+        recompute: less memory for more time: work the gates out again in the backward pass instead of keeping them.
+        kernel: on a TPU, use the kernels where they fit.
     """
 
-    def __init__(self, num_inputs: int, hidden: int, layers: int, dropout: float = 0.0):
+    def __init__(
+        self,
+        num_inputs: int,
+        hidden: int,
+        layers: int,
+        dropout: float = 0.0,
+        recompute: bool = False,
+        kernel: bool = True,
+    ):
         super().__init__()
+        self.recompute = recompute
+        self.kernel = kernel
         self.hidden = hidden
         self.layers = layers
         self.dropout = dropout
@@ -70,12 +87,19 @@ class GruStack(nn.Module):
                 sequence = dropout(sequence, self.dropout, self.training)
             initial_BH = initial_LBH[layer] if initial_LBH.shape[0] > 1 else initial_LBH.squeeze(0)
             weights = (getattr(self, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
-            sequence = gru_layer(sequence, initial_BH, *weights)
+            sequence = gru_layer(sequence, initial_BH, *weights, self.recompute, self.kernel)
         return sequence
 
 
 def gru_layer(
-    inputs_PBF: Tensor, initial_BH: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias_ih: Tensor, bias_hh: Tensor
+    inputs_PBF: Tensor,
+    initial_BH: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias_ih: Tensor,
+    bias_hh: Tensor,
+    recompute: bool = False,
+    kernel: bool = True,
 ) -> Tensor:
     """One layer.
 
@@ -83,74 +107,113 @@ def gru_layer(
         inputs_PBF: the sequence, steps first.
         initial_BH: first hidden state; one row stands for every trial.
         weight_ih, weight_hh, bias_ih, bias_hh: (3H, F), (3H, H), (3H,), (3H,); gates in the order reset, update, new.
+        recompute, kernel: as in `GruStack`.
 
     Returns:
         hidden_PBH.
     """
-    return _GruLayer.apply(inputs_PBF, initial_BH, weight_ih, weight_hh, bias_ih, bias_hh)
+    return _GruLayer.apply(inputs_PBF, initial_BH, weight_ih, weight_hh, bias_ih, bias_hh, recompute, kernel)
 
 
 class _GruLayer(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_PBF: Tensor, h0: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor) -> Tensor:
-        hidden = w_hh.shape[1]
-        # The recurrent biases of reset and update only ever appear in a sum with the input's: added once, outside.
-        bias = b_ih + torch.cat([b_hh[: 2 * hidden], torch.zeros_like(b_hh[2 * hidden :])])
-        projected_PBG = x_PBF @ w_ih.t() + bias
-        first_BH = h0.expand(x_PBF.shape[1], hidden)
-        constants = (w_hh.t(), b_hh[2 * hidden :])
-        if not any(ctx.needs_input_grad):
-            _, (h_PBH,) = scan(_step, (first_BH,), (projected_PBG,), constants)
-            return h_PBH
-        _, (h_PBH, gates_PBG, recurrent_PBH) = scan(_step_saving, (first_BH,), (projected_PBG,), constants)
-        ctx.save_for_backward(x_PBF, h0, w_ih, w_hh, h_PBH, gates_PBG, recurrent_PBH)
+    def forward(ctx: Any, x_PBF: Tensor, h0: Tensor, *rest: Any) -> Tensor:
+        w_ih, w_hh, b_ih, b_hh, recompute, kernel = rest
+        projected_PBG = _project(x_PBF, w_ih, b_ih, b_hh)
+        size = w_hh.shape[1]
+        first_BH = h0.expand(x_PBF.shape[1], size)
+        constants = (w_hh.t(), b_hh[2 * size :])
+        trains = any(ctx.needs_input_grad)
+        keep = trains and not recompute
+        ctx.kernel = kernel and gru_kernel.fits(projected_PBG)
+        if ctx.kernel:
+            h_PBH, *kept = gru_kernel.forward(projected_PBG, first_BH, *constants, keep=keep)
+        else:
+            _, (h_PBH, *kept) = scan(_step_keeping if keep else _step, (first_BH,), (projected_PBG,), constants)
+        if trains:
+            ctx.save_for_backward(x_PBF, h0, w_ih, w_hh, b_ih, b_hh, h_PBH, *kept)
         return h_PBH
 
     @staticmethod
     def backward(ctx: Any, grad_PBH: Tensor) -> tuple[Tensor | None, ...]:
-        x_PBF, h0, w_ih, w_hh, h_PBH, gates_PBG, recurrent_PBH = ctx.saved_tensors
+        x_PBF, h0, w_ih, w_hh, b_ih, b_hh, h_PBH, *kept = ctx.saved_tensors
         previous_PBH = torch.cat([h0.expand(1, *h_PBH.shape[1:]), h_PBH[:-1]])
         size = h_PBH.shape[2]
-        reset, update, new = gates_PBG[:, :, :size], gates_PBG[:, :, size : 2 * size], gates_PBG[:, :, 2 * size :]
-        # Derivatives of the new state with respect to the gates' arguments. That of `new` is what the input projection
-        # sees; the recurrent one sees it through the reset gate.
-        d_new = (1 - update) * (1 - new * new)
-        d_update = (previous_PBH - new) * update * (1 - update)
-        d_reset = d_new * recurrent_PBH * reset * (1 - reset)
-        slopes_PBG = torch.cat([d_reset, d_update, d_new * reset], dim=2)
-        first = torch.zeros_like(h_PBH[0])
-        (d_h0_BH,), (g_PBH,) = scan(_step_back, (first,), (grad_PBH, update, slopes_PBG), (w_hh,), reverse=True)
+        if kept:
+            (kept_PBI,) = kept
+        else:
+            x_PBF, previous_PBH = again((x_PBF, previous_PBH))
+            gates = _gates(_project(x_PBF, w_ih, b_ih, b_hh), previous_PBH @ w_hh.t(), b_hh[2 * size :])
+            kept_PBI = torch.cat(gates, dim=2)
+        if ctx.kernel:
+            first_BH = h0.expand(h_PBH.shape[1], size)
+            gradients = gru_kernel.backward(grad_PBH, h_PBH, first_BH, kept_PBI, w_hh)
+            g_input_PBG, g_recurrent_PBG, d_h0_BH, sums = gradients
+            sums_I = sum_rows(sums)
+            sum_recurrent, sum_input = sums_I[: 3 * size], torch.cat([sums_I[: 2 * size], sums_I[3 * size :]])
+        else:
+            g_input_PBG, g_recurrent_PBG, d_h0_BH = _all_steps_back(grad_PBH, previous_PBH, kept_PBI, w_hh)
+            sum_recurrent, sum_input = sum_rows(g_recurrent_PBG), sum_rows(g_input_PBG)
         # From here on nothing is sequential.
-        g_recurrent_PBG = torch.cat([g_PBH, g_PBH, g_PBH], dim=2) * slopes_PBG
-        g_input_PBG = torch.cat([g_recurrent_PBG[:, :, : 2 * size], g_PBH * d_new], dim=2)
         d_x = g_input_PBG @ w_ih if ctx.needs_input_grad[0] else None
-        d_h0 = d_h0_BH if h0.shape[0] == d_h0_BH.shape[0] else sum_rows(d_h0_BH).to(h0.dtype).unsqueeze(0)
+        d_h0_BH = d_h0_BH if h0.shape[0] == d_h0_BH.shape[0] else sum_rows(d_h0_BH)
+        d_h0 = d_h0_BH.to(h0.dtype).view(h0.shape)
         d_w_ih = g_input_PBG.flatten(0, 1).t() @ x_PBF.flatten(0, 1)
         d_w_hh = g_recurrent_PBG.flatten(0, 1).t() @ previous_PBH.flatten(0, 1)
-        d_b_ih = sum_rows(g_input_PBG).to(w_ih.dtype)
-        d_b_hh = sum_rows(g_recurrent_PBG).to(w_hh.dtype)
-        return d_x, d_h0, d_w_ih, d_w_hh, d_b_ih, d_b_hh
+        return d_x, d_h0, d_w_ih, d_w_hh, sum_input.to(b_ih.dtype), sum_recurrent.to(b_hh.dtype), None, None
 
 
-def _cell(h_BH: Tensor, x_BG: Tensor, w_HG: Tensor, b_new_H: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """One step: the next state, the three gates, and the recurrent part of `new` before the reset gate."""
-    size = h_BH.shape[1]
-    recurrent_BG = h_BH @ w_HG
-    both = torch.sigmoid(x_BG[:, : 2 * size] + recurrent_BG[:, : 2 * size])
-    reset, update = both[:, :size], both[:, size:]
-    recurrent_new = recurrent_BG[:, 2 * size :] + b_new_H
-    new = torch.tanh(x_BG[:, 2 * size :] + reset * recurrent_new)
-    return new + update * (h_BH - new), reset, update, new, recurrent_new
+def _all_steps_back(
+    grad_PBH: Tensor, previous_PBH: Tensor, kept_PBI: Tensor, w_hh: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients with respect to the input projection, the recurrent products and the first state, as a loop."""
+    size = grad_PBH.shape[2]
+    reset, update, new, recurrent_new = (kept_PBI[:, :, i * size : (i + 1) * size] for i in range(4))
+    # Derivatives of the new state with respect to the gates' arguments. That of `new` is what the input projection
+    # sees; the recurrent one sees it through the reset gate.
+    d_new = (1 - update) * (1 - new * new)
+    d_update = (previous_PBH - new) * update * (1 - update)
+    d_reset = d_new * recurrent_new * reset * (1 - reset)
+    slopes_PBG = torch.cat([d_reset, d_update, d_new * reset], dim=2)
+    first = torch.zeros_like(grad_PBH[0])
+    (d_h0_BH,), (g_PBH,) = scan(_step_back, (first,), (grad_PBH, update, slopes_PBG), (w_hh,), reverse=True)
+    g_recurrent_PBG = torch.cat([g_PBH, g_PBH, g_PBH], dim=2) * slopes_PBG
+    return torch.cat([g_recurrent_PBG[:, :, : 2 * size], g_PBH * d_new], dim=2), g_recurrent_PBG, d_h0_BH
+
+
+def _project(x_PBF: Tensor, w_ih: Tensor, b_ih: Tensor, b_hh: Tensor) -> Tensor:
+    """The input's part of all gates, at all steps.
+
+    The recurrent biases of reset and update only ever appear in a sum with the input's: they are added here, once.
+    """
+    size = b_hh.shape[0] // 3
+    return x_PBF @ w_ih.t() + (b_ih + torch.cat([b_hh[: 2 * size], torch.zeros_like(b_hh[2 * size :])]))
+
+
+def _gates(projected: Tensor, recurrent: Tensor, b_new_H: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(..., 3H) twice to (..., H) four times: reset, update, new, and the recurrent part of `new` before the reset."""
+    size = b_new_H.shape[0]
+    both = torch.sigmoid(projected[..., : 2 * size] + recurrent[..., : 2 * size])
+    reset, update = both[..., :size], both[..., size:]
+    recurrent_new = recurrent[..., 2 * size :] + b_new_H
+    return reset, update, torch.tanh(projected[..., 2 * size :] + reset * recurrent_new), recurrent_new
+
+
+def _cell(h_BH: Tensor, x_BG: Tensor, w_HG: Tensor, b_new_H: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """One step: the next state, and the gates."""
+    gates = _gates(x_BG, h_BH @ w_HG, b_new_H)
+    _, update, new, _ = gates
+    return new + update * (h_BH - new), gates
 
 
 def _step(carry: Tensors, x: Tensors, constants: Tensors) -> tuple[Tensors, Tensors]:
-    h_BH = _cell(carry[0], x[0], *constants)[0]
+    h_BH, _ = _cell(carry[0], x[0], *constants)
     return (h_BH,), (h_BH,)
 
 
-def _step_saving(carry: Tensors, x: Tensors, constants: Tensors) -> tuple[Tensors, Tensors]:
-    h_BH, reset, update, new, recurrent_new = _cell(carry[0], x[0], *constants)
-    return (h_BH,), (h_BH, torch.cat([reset, update, new], dim=1), recurrent_new)
+def _step_keeping(carry: Tensors, x: Tensors, constants: Tensors) -> tuple[Tensors, Tensors]:
+    h_BH, gates = _cell(carry[0], x[0], *constants)
+    return (h_BH,), (h_BH, torch.cat(gates, dim=1))
 
 
 def _step_back(carry: Tensors, x: Tensors, constants: Tensors) -> tuple[Tensors, Tensors]:

@@ -27,6 +27,10 @@ class GruDecoderOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """Between the recurrent layers."""
     input_dropout: float = 0.2
     """After the day layer."""
+    recompute: bool = False
+    """Less memory for more time: the recurrent layers' gates are worked out again in the backward pass."""
+    kernel: bool = True
+    """On a TPU, run the recurrence as a kernel that keeps its weights on the chip, where they fit."""
 
 
 class GruDecoder(nn.Module):
@@ -36,7 +40,14 @@ class GruDecoder(nn.Module):
         super().__init__()
         self.options = options
         self.day = DayAffine(sizes.num_days, sizes.num_features)
-        self.gru = GruStack(options.patch_bins * sizes.num_features, options.hidden, options.layers, options.dropout)
+        self.gru = GruStack(
+            options.patch_bins * sizes.num_features,
+            options.hidden,
+            options.layers,
+            options.dropout,
+            options.recompute,
+            options.kernel,
+        )
         self.out = nn.Linear(options.hidden, sizes.num_classes)
         self.h0 = nn.Parameter(torch.empty(1, 1, options.hidden))
         for name, parameter in self.gru.named_parameters():

@@ -6,7 +6,7 @@ Otherwise a micro-step is one graph for each bucket, and applying is one more fo
 micro-steps there are.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +23,8 @@ from xla_b2t.xla.compile_guard import CompileGuard
 from xla_b2t.xla.device import set_noise, sync, to_device, to_host
 from xla_b2t.xla.feed import DeviceBatch
 from xla_b2t.xla.world import World
+
+Place = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class TrainStep:
         world: this rank among the others.
         guard: watches what compiles.
         state: the state to go on from; None begins with the model's weights.
+        place: puts CPU tensors onto the core. A step that is only traced puts placeholders there.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class TrainStep:
         world: World,
         guard: CompileGuard,
         state: TrainState | None = None,
+        place: Place = to_device,
     ):
         self.model = model
         self._num_classes = num_classes
@@ -92,14 +96,13 @@ class TrainStep:
         self._guard = guard
         state = state or initial_state(model)
         self._fixed = state.fixed
-        place_weights(model, DTYPES[config.model.dtype], state)
-        self._slots = _place_optimizer(model, config, state)
+        place_weights(model, DTYPES[config.model.dtype], state, place)
+        self._slots = _place_optimizer(model, config, state, place)
         accumulated = [slot.master.shape for slot in self._slots] + [(2,)] if config.train.accumulation > 1 else []
-        self._accumulated = to_device([torch.zeros(shape) for shape in accumulated])
-        (self._totals,) = to_device([torch.zeros(4)])
+        self._accumulated = place([torch.zeros(shape) for shape in accumulated])
+        (self._totals,) = place([torch.zeros(4)])
         self._keep_totals = False
         self._has_run = False
-        sync(wait=True)
 
     def run(self, step: int, bucket: int, batches: Iterator[DeviceBatch]) -> None:
         """One update.
@@ -133,6 +136,17 @@ class TrainStep:
         if not self._has_run:
             self._has_run = True
             self._refuse_changed_buffers()
+
+    def trace(self, batch: DeviceBatch, controls_N: torch.Tensor) -> None:
+        """An update without accumulation, traced and not run: what `xla/trace.py` turns into a program."""
+        self.model.train()
+        self._apply(self._backward(batch), controls_N)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Everything on the core that an update changes."""
+        columns = ("parameter", "master", "moment1", "moment2")
+        slots = [getattr(slot, column) for slot in self._slots for column in columns]
+        return [*slots, *self._accumulated, self._totals]
 
     def totals(self) -> Totals:
         """Reads the running totals, which waits for the core, and starts them anew with the next update."""
@@ -224,7 +238,7 @@ def initial_state(model: nn.Module) -> TrainState:
     return TrainState(weights, zeros, zeros, fixed)
 
 
-def place_weights(model: nn.Module, dtype: torch.dtype, state: TrainState) -> None:
+def place_weights(model: nn.Module, dtype: torch.dtype, state: TrainState, place: Place = to_device) -> None:
     """Moves a CPU model onto the core, floating point in `dtype`, with the values of a state.
 
     What two names share in the model they share on the core; `Module.to` would part them there.
@@ -236,7 +250,7 @@ def place_weights(model: nn.Module, dtype: torch.dtype, state: TrainState) -> No
     found = {id(t): t for module in model.modules() for t in (*module._parameters.values(), *module._buffers.values())}
     tensors = [tensor for tensor in found.values() if tensor is not None]
     host = [tensor.detach().to(dtype) if tensor.is_floating_point() else tensor.detach() for tensor in tensors]
-    placed = {id(tensor): there for tensor, there in zip(tensors, to_device(host), strict=True)}
+    placed = {id(tensor): there for tensor, there in zip(tensors, place(host), strict=True)}
     parameters = {
         id(tensor): nn.Parameter(placed[id(tensor)], tensor.requires_grad)
         for tensor in tensors
@@ -249,11 +263,11 @@ def place_weights(model: nn.Module, dtype: torch.dtype, state: TrainState) -> No
             module._buffers[name] = None if tensor is None else placed[id(tensor)]
 
 
-def _place_optimizer(model: nn.Module, config: Config, state: TrainState) -> list[optimizer.Slot]:
+def _place_optimizer(model: nn.Module, config: Config, state: TrainState, place: Place) -> list[optimizer.Slot]:
     """Masters are the weights themselves, not their rounding to the model's dtype."""
     placed = dict(model.named_parameters())
     names = list(state.weights)
-    columns = [to_device([column[name] for name in names]) for column in (state.weights, state.moment1, state.moment2)]
+    columns = [place([column[name] for name in names]) for column in (state.weights, state.moment1, state.moment2)]
     return [
         optimizer.Slot(name, optimizer.kind_of(name, config.optimizer), placed[name], *tensors)
         for name, *tensors in zip(names, *columns, strict=True)

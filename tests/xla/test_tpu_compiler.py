@@ -1,0 +1,102 @@
+"""The TPU's compiler on a machine without a TPU. Each verdict is a process of a second or two."""
+
+import pytest
+import torch
+
+from xla_b2t.errors import UserError
+from xla_b2t.memory import compiled_program
+from xla_b2t.xla import gru_kernel, tpu_compiler
+from xla_b2t.xla.tpu_compiler import compile_program
+from xla_b2t.xla.tpu_kernel import tracing_for_tpu
+from xla_b2t.xla.trace import no_execution, placeholders, trace
+
+pytest.importorskip("libtpu", reason="the TPU's compiler has wheels for CPython 3.11 and 3.12")
+
+V5E_BYTES_PER_CYCLE = 819 / 1.5
+
+
+def program(step, *shapes, dtype=torch.bfloat16):
+    """The step on placeholders of these shapes, of which the first is changed in place."""
+    with no_execution(), tracing_for_tpu():
+        tensors = placeholders([torch.empty(shape, dtype=dtype, device="meta") for shape in shapes])
+        return trace(tensors[:1], lambda: step(*tensors))
+
+
+def milliseconds(verdict):
+    costs = compiled_program.costs(compiled_program.parse(verdict.text), V5E_BYTES_PER_CYCLE)
+    return sum(cost.cycles for cost in costs) / 1.5e6
+
+
+def test_compiler_accepts_a_matmul_and_its_estimate_is_near_the_datasheet():
+    verdict = compile_program(program(lambda a, b: [a @ b], (4096, 4096), (4096, 4096)), "v5e:2x4", 1)
+    assert verdict.accepted
+    assert verdict.argument_bytes == 2 * 4096 * 4096 * 2
+    assert verdict.peak_bytes >= 3 * 4096 * 4096 * 2
+    # 2 x 4096^3 operations at 197 TFLOP/s are 0.698 ms.
+    assert 0.8 < milliseconds(verdict) / 0.698 < 1.6
+
+
+def test_compiler_counts_a_donated_buffer_once():
+    def step(weight):
+        weight.add_(1)
+
+    verdict = compile_program(program(step, (1024, 1024)), "v5e:2x4", 1)
+    assert verdict.aliased_bytes == verdict.argument_bytes == 1024 * 1024 * 2
+    assert verdict.peak_bytes < 1.5 * verdict.argument_bytes
+
+
+def test_compiler_refuses_what_does_not_fit_in_its_own_words():
+    def step(thin):
+        wide = thin @ thin.t()  # 20 GB, and needed whole
+        return [(wide @ wide)[0]]
+
+    verdict = compile_program(program(step, (100_000, 128)), "v5e:2x4", 1)
+    assert not verdict.accepted
+    assert "RESOURCE_EXHAUSTED" in verdict.refusal
+
+
+def test_compiler_takes_the_gru_kernels():
+    steps, trials, size = 5, 16, 256
+
+    def step(projected, first, weights, bias, grad):
+        hidden, kept = gru_kernel.forward(projected, first, weights.t(), bias, keep=True)
+        return [hidden, *gru_kernel.backward(grad, hidden, first, kept, weights)]
+
+    shapes = ((steps, trials, 3 * size), (trials, size), (3 * size, size), (size,), (steps, trials, size))
+    verdict = compile_program(program(step, *shapes), "v5e:2x4", 1)
+    assert verdict.accepted
+    assert verdict.text.count('custom_call_target="tpu_custom_call"') == 2
+
+
+def test_compiler_for_an_unknown_slice_is_an_error():
+    with pytest.raises(UserError) as caught:
+        compile_program(program(lambda a: [a + 1], (8,)), "v5e:7x9", 1)
+    assert caught.value.what.startswith("there is no slice v5e:7x9")
+    assert caught.value.where == "--topology"
+    assert caught.value.fix == "try v5e:2x4"
+
+
+def test_compiler_that_crashes_is_an_error_with_its_last_words():
+    with pytest.raises(UserError) as caught:
+        compile_program(b"no program", "v5e:2x4", 1)
+    assert caught.value.what.startswith("the TPU's compiler ended with 1: ")
+    assert caught.value.where == "compiling for v5e:2x4"
+    assert "the compiler itself failed" in caught.value.fix
+
+
+def test_compiler_that_takes_too_long_is_an_error(monkeypatch):
+    monkeypatch.setattr(tpu_compiler, "_LIMIT_SECONDS", 0.01)
+    with pytest.raises(UserError) as caught:
+        compile_program(program(lambda a: [a + 1], (8,)), "v5e:2x4", 1)
+    assert caught.value.what == "the TPU's compiler did not answer within 0.01 s"
+    assert caught.value.where == "v5e:2x4"
+    assert caught.value.fix == "try a smaller bucket"
+
+
+def test_compiler_that_is_not_installed_is_an_error(monkeypatch):
+    monkeypatch.setattr(tpu_compiler.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError) as caught:
+        compile_program(b"", "v5e:2x4", 1)
+    assert caught.value.what == "the TPU's compiler is not installed (jax, libtpu)"
+    assert caught.value.where.startswith("Python 3.")
+    assert "xla_b2t[tpu-compiler]" in caught.value.fix

@@ -1,0 +1,1 @@
+"""What a program needs of a core, memory and time."""

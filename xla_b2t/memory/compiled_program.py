@@ -1,0 +1,215 @@
+"""Reads the text of a program that the TPU's compiler has compiled: its operations, its loops, its own time estimates.
+
+In: `Verdict.text`. Out: how often each operation runs in a step, its predicted time, and the Python line it is from.
+
+The compiler writes `estimated_cycles` on most fusions and matmuls. An operation in a loop body runs once a trip, and
+the trips stand in the program too: as `known_trip_count`, or as what the loop's counter starts from and is compared
+with. Operations without an estimate are given the time their bytes take to pass through HBM once each way; those that
+only rename a value, or run beside others (asynchronous copies), are given none.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+_HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{$")
+_INSTRUCTION = re.compile(r"^\s*(ROOT )?%([\w.\-]+) = (.*)$")
+_OPCODE = re.compile(r" ([a-z][a-z0-9\-]*)\(")
+_SHAPE = re.compile(r"(pred|bf16|[fsuc]\d+)\[([\d,]*)\]")
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_SOURCE = re.compile(r'source_file="([^"]*)".*?source_line=(\d+)')
+_NAME = re.compile(r"%([\w.\-]+)")
+_BYTES = {"pred": 1, "bf16": 2}
+
+# No work of their own, or work that runs beside other work.
+_FREE = re.compile(
+    "parameter|constant|tuple|get-tuple-element|bitcast|iota|partition-id|replica-id|after-all|domain|add-dependency|"
+    "opt-barrier|(copy|slice)-(start|done)|async-(start|update|done)"
+)
+_COLLECTIVE = re.compile("(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?")
+_COLLECTIVE_DONE = re.compile("(all-reduce|all-gather|collective-permute)-done")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One operation of a compiled program.
+
+    Attributes:
+        name: unique in the program.
+        opcode: XLA's name of the operation.
+        shape: of the result, with layout and memory space, as printed.
+        operands: names.
+        cycles: the compiler's estimate of one run; None without.
+        source: `file:line` of the Python statement it comes from; "" when unknown.
+        text: the whole line.
+    """
+
+    name: str
+    opcode: str
+    shape: str
+    operands: tuple[str, ...]
+    cycles: int | None
+    source: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one operation costs in a step.
+
+    Attributes:
+        instruction: the operation.
+        times: how often it runs.
+        cycles: of all its runs.
+        kind: "compiler" (its own estimate), "bytes" (ours) or "collective".
+        loops: names of the loops around it, outermost first.
+    """
+
+    instruction: Instruction
+    times: int
+    cycles: float
+    kind: str
+    loops: tuple[str, ...]
+
+
+@dataclass
+class Program:
+    """The computations of a compiled program by name, each its instructions in order."""
+
+    computations: dict[str, list[Instruction]] = field(default_factory=dict)
+    entry: str = ""
+
+
+def parse(text: str) -> Program:
+    """Reads a whole module."""
+    program, current = Program(), None
+    for line in text.splitlines():
+        head = _HEAD.match(line)
+        if head:
+            current = program.computations.setdefault(head.group(2), [])
+            program.entry = head.group(2) if head.group(1) else program.entry
+        elif line.startswith("}"):
+            current = None
+        elif current is not None and (found := _INSTRUCTION.match(line)):
+            current.append(_instruction(found.group(2), found.group(3)))
+    return program
+
+
+def costs(program: Program, bytes_per_cycle: float) -> list[Cost]:
+    """The cost of every operation that runs, the loops' by their trips.
+
+    Args:
+        program: from `parse`.
+        bytes_per_cycle: HBM bandwidth over the core's clock.
+    """
+    return list(_walk(program, program.entry, 1, (), bytes_per_cycle))
+
+
+def trips(program: Program, loop: Instruction, around: list[Instruction]) -> int:
+    """How often a `while` runs its body.
+
+    Args:
+        program: the program.
+        loop: the instruction.
+        around: the computation that it stands in, where its counter is started.
+
+    Raises:
+        ValueError: the program does not say.
+    """
+    known = _TRIPS.search(loop.text)
+    if known:
+        return int(known.group(1))
+    condition = program.computations[re.search(r"condition=%?([\w.\-]+)", loop.text).group(1)]
+    bounds = [int(n) for i in condition for n in re.findall(r"s32\[\]\S* constant\((-?\d+)\)", i.text)]
+    if bounds and max(bounds) > 0:
+        return max(bounds)
+    by_name = {instruction.name: instruction for instruction in around}
+    state = by_name.get(loop.operands[0])
+    starts = []
+    for name in state.operands if state else ():
+        while name in by_name and by_name[name].opcode in ("copy", "bitcast"):
+            name = by_name[name].operands[0]
+        if name in by_name and (start := re.match(r"s32\[\]\S* constant\((\d+)\)", _result(by_name[name]))):
+            starts.append(int(start.group(1)))
+    if max(starts, default=0) < 1:
+        raise ValueError(f"the trips of {loop.name} are not to be found in the program")
+    return max(starts)
+
+
+def _result(instruction: Instruction) -> str:
+    return instruction.text.partition(" = ")[2]
+
+
+def _walk(program: Program, name: str, times: int, loops: tuple[str, ...], bytes_per_cycle: float) -> Iterator[Cost]:
+    instructions = program.computations[name]
+    shapes = {instruction.name: instruction.shape for instruction in instructions}
+    for instruction in instructions:
+        if instruction.opcode == "while":
+            body = re.search(r"body=%?([\w.\-]+)", instruction.text).group(1)
+            turns = trips(program, instruction, instructions)
+            yield from _walk(program, body, times * turns, (*loops, instruction.name), bytes_per_cycle)
+        elif instruction.opcode == "call":
+            target = re.search(r"to_apply=%?([\w.\-]+)", instruction.text).group(1)
+            yield from _walk(program, target, times, loops, bytes_per_cycle)
+        elif instruction.cycles is not None:
+            yield Cost(instruction, times, times * instruction.cycles, "compiler", loops)
+        elif _COLLECTIVE.fullmatch(instruction.opcode):
+            yield Cost(instruction, times, 0.0, "collective", loops)
+        elif not (_FREE.fullmatch(instruction.opcode) or _COLLECTIVE_DONE.fullmatch(instruction.opcode)):
+            moved = num_bytes(instruction.shape) + sum(num_bytes(shapes.get(name, "")) for name in instruction.operands)
+            yield Cost(instruction, times, times * moved / bytes_per_cycle, "bytes", loops)
+
+
+def num_bytes(shape: str) -> int:
+    """Bytes of a printed shape, all parts of a tuple together, without padding to tiles.
+
+    What the compiler keeps in on-chip memory (`S(1)`) counts 0: it does not pass through HBM.
+    """
+    total = 0
+    for found in re.finditer(_SHAPE.pattern + r"(\{[^}]*\})?", shape):
+        kind, dimensions, layout = found.groups()
+        if layout and "S(1)" in layout:
+            continue
+        count = 1
+        for dimension in dimensions.split(","):
+            count *= int(dimension) if dimension else 1
+        total += count * (_BYTES.get(kind) or int(re.search(r"\d+", kind).group()) // 8)
+    return total
+
+
+def by_source(found: list[Cost]) -> list[tuple[str, float]]:
+    """Cycles by the Python line they are from, the costliest first."""
+    totals: dict[str, float] = defaultdict(float)
+    for cost in found:
+        totals[cost.instruction.source or cost.instruction.opcode] += cost.cycles
+    return sorted(totals.items(), key=lambda item: -item[1])
+
+
+def _instruction(name: str, rest: str) -> Instruction:
+    opcode = _OPCODE.search(" " + rest) if not rest.startswith("(") else _OPCODE.search(rest, _closing(rest))
+    kind, start = opcode.group(1), opcode.end() - (0 if rest.startswith("(") else 1)
+    shape = rest[: opcode.start() - (0 if rest.startswith("(") else 1)].strip() if opcode.start() else ""
+    operands = tuple(_NAME.findall(rest[start : start + _closing("(" + rest[start:]) - 1]))
+    cycles = _CYCLES.search(rest)
+    source = _SOURCE.search(rest)
+    return Instruction(
+        name,
+        kind,
+        shape,
+        operands,
+        int(cycles.group(1)) if cycles else None,
+        f"{source.group(1)}:{source.group(2)}" if source else "",
+        f"%{name} = {rest}",
+    )
+
+
+def _closing(text: str) -> int:
+    """Index behind the parenthesis that closes the first one."""
+    depth = 0
+    for index, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth == 0 and character == ")":
+            return index + 1
+    return len(text)

@@ -1,0 +1,203 @@
+"""The recurrence of a GRU layer as two TPU kernels in Pallas: the weights stay on the chip for all steps.
+
+A loop of XLA operations reads the recurrent weights from HBM at every step and starts a handful of fusions for a few
+rows of work. Here a step is one run of the kernel's grid: the matmul, the gates and their derivatives are scheduled
+together, while the next step's inputs arrive and the last one's outputs leave. `models/gru.py` has the same mathematics
+as a loop, for every other device and size.
+
+Values in HBM are bfloat16; the state and the gradient that are handed on from step to step, the gates and the sums of
+gradients are float32 on the chip.
+"""
+
+from typing import Any
+
+import torch
+
+from xla_b2t.xla import tpu_kernel
+
+_LANES = 128
+_ROWS = 8
+_VMEM_BYTES = 100 * 2**20
+"""Of the 128 MiB of a v5e core."""
+
+
+def fits(projected_PBG: torch.Tensor) -> bool:
+    """Whether the kernels take a layer of this size here: bfloat16, whole tiles, weights and blocks in VMEM.
+
+    Args:
+        projected_PBG: what `forward` would get.
+    """
+    trials, hidden = projected_PBG.shape[1], projected_PBG.shape[2] // 3
+    whole_tiles = hidden % _LANES == 0 and trials % _ROWS == 0
+    is_small = _vmem_bytes(trials, hidden) <= _VMEM_BYTES
+    is_narrow = projected_PBG.dtype == torch.bfloat16
+    return is_narrow and whole_tiles and is_small and tpu_kernel.kernels_run(projected_PBG)
+
+
+def _vmem_bytes(trials: int, hidden: int) -> int:
+    """Two buffers of the weights; two of a step's 12 rows in and out in bfloat16, and about as much in float32.
+
+    What a kernel may use is kept from the rest of the program for as long as it runs, so it is asked for sparingly.
+    """
+    return 2 * 2 * 3 * hidden * hidden + trials * hidden * (2 * 2 * 12 + 4 * 14)
+
+
+def forward(
+    projected_PBG: torch.Tensor, first_BH: torch.Tensor, w_HG: torch.Tensor, b_new_H: torch.Tensor, keep: bool
+) -> list[torch.Tensor]:
+    """All steps forward.
+
+    Args:
+        projected_PBG: inputs times weights, with all biases but the recurrent one of `new`; gates reset, update, new.
+        first_BH: the state before the first step.
+        w_HG: recurrent weights, transposed.
+        b_new_H: the recurrent bias of `new`.
+        keep: whether a backward pass will follow.
+
+    Returns:
+        hidden_PBH; and with `keep`, kept_PBI, where I is 4 H: reset, update, new, and the recurrent part of `new`.
+    """
+    return tpu_kernel.call(_forward, [projected_PBG, first_BH, w_HG, b_new_H.unsqueeze(0)], keep=keep)
+
+
+def backward(
+    grad_PBH: torch.Tensor,
+    hidden_PBH: torch.Tensor,
+    first_BH: torch.Tensor,
+    kept_PBI: torch.Tensor,
+    w_GH: torch.Tensor,
+) -> list[torch.Tensor]:
+    """All steps backward.
+
+    Args:
+        grad_PBH: gradient of the loss with respect to hidden_PBH.
+        hidden_PBH, kept_PBI: from `forward`.
+        first_BH: as in `forward`.
+        w_GH: recurrent weights.
+
+    Returns:
+        The gradients with respect to projected_PBG; to the recurrent products, (P, B, G); to first_BH, float32; and
+        (8, 4 H) float32, whose column sums are those of the recurrent products' gradients and of `new`'s of projected.
+    """
+    return tpu_kernel.call(_backward, [grad_PBH, hidden_PBH, first_BH, kept_PBI, w_GH])
+
+
+def _forward(x: Any, first: Any, weights: Any, bias: Any, keep: bool, interpret: bool = False) -> Any:
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    steps, trials, width = x.shape
+    size = width // 3
+
+    def kernel(x_ref, first_ref, w_ref, bias_ref, h_ref, *refs):
+        carry_ref = refs[-1]
+
+        @pl.when(pl.program_id(0) == 0)
+        def _():
+            carry_ref[...] = first_ref[...].astype(jnp.float32)
+
+        h = carry_ref[...]
+        recurrent = jnp.dot(h.astype(w_ref.dtype), w_ref[...], preferred_element_type=jnp.float32)
+        projected = x_ref[0].astype(jnp.float32)
+        reset = jax.nn.sigmoid(projected[:, :size] + recurrent[:, :size])
+        update = jax.nn.sigmoid(projected[:, size : 2 * size] + recurrent[:, size : 2 * size])
+        recurrent_new = recurrent[:, 2 * size :] + bias_ref[...].astype(jnp.float32)
+        new = jnp.tanh(projected[:, 2 * size :] + reset * recurrent_new)
+        if keep:
+            for place, value in enumerate((reset, update, new, recurrent_new)):
+                refs[0][0, :, place * size : (place + 1) * size] = value.astype(x.dtype)
+        h = new + update * (h - new)
+        h_ref[0] = h.astype(x.dtype)
+        carry_ref[...] = h
+
+    by_step, fixed = (lambda t: (t, 0, 0)), (lambda t: (0, 0))
+    widths = (size, 4 * size) if keep else (size,)
+    return pl.pallas_call(
+        kernel,
+        grid=(steps,),
+        in_specs=[
+            pl.BlockSpec((1, trials, width), by_step),
+            *(pl.BlockSpec(array.shape, fixed) for array in (first, weights, bias)),
+        ],
+        out_specs=[pl.BlockSpec((1, trials, wide), by_step) for wide in widths],
+        out_shape=[jax.ShapeDtypeStruct((steps, trials, wide), x.dtype) for wide in widths],
+        scratch_shapes=[pltpu.VMEM((trials, size), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=_vmem_bytes(trials, size)),
+        name="gru_forward",
+        interpret=interpret,
+    )(x, first, weights, bias)
+
+
+def _backward(grad: Any, hidden: Any, first: Any, kept: Any, weights: Any, interpret: bool = False) -> Any:
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    steps, trials, size = grad.shape
+
+    def kernel(grad_ref, previous_ref, first_ref, kept_ref, w_ref, in_ref, rec_ref, first_out_ref, sum_ref, carry_ref):
+        turn = pl.program_id(0)
+
+        @pl.when(turn == 0)
+        def _():
+            carry_ref[...] = jnp.zeros_like(carry_ref)
+            sum_ref[...] = jnp.zeros_like(sum_ref)
+
+        g = carry_ref[...] + grad_ref[0].astype(jnp.float32)
+        values = [kept_ref[0, :, i * size : (i + 1) * size].astype(jnp.float32) for i in range(4)]
+        reset, update, new, recurrent_new = values
+        previous = jnp.where(turn == steps - 1, first_ref[...], previous_ref[0]).astype(jnp.float32)
+        g_new = g * (1 - update) * (1 - new * new)
+        g_update = g * (previous - new) * update * (1 - update)
+        g_reset = g_new * recurrent_new * reset * (1 - reset)
+        recurrent = jnp.concatenate([g_reset, g_update, g_new * reset], axis=1)
+        rounded = recurrent.astype(grad.dtype)
+        rec_ref[0] = rounded
+        in_ref[0, :, : 2 * size] = rounded[:, : 2 * size]
+        in_ref[0, :, 2 * size :] = g_new.astype(grad.dtype)
+        rows = jnp.concatenate([recurrent, g_new], axis=1)
+        sum_ref[...] += rows.reshape(-1, _ROWS, 4 * size).sum(axis=0)
+        carry_ref[...] = g * update + jnp.dot(rounded, w_ref[...], preferred_element_type=jnp.float32)
+
+        @pl.when(turn == steps - 1)
+        def _():
+            first_out_ref[...] = carry_ref[...]
+
+    back, fixed = (lambda t: (steps - 1 - t, 0, 0)), (lambda t: (0, 0))
+
+    def before(t):
+        return (jnp.maximum(steps - 2 - t, 0), 0, 0)
+
+    def stacked(width):
+        return jax.ShapeDtypeStruct((steps, trials, width), grad.dtype)
+
+    return pl.pallas_call(
+        kernel,
+        grid=(steps,),
+        in_specs=[
+            pl.BlockSpec((1, trials, size), back),
+            pl.BlockSpec((1, trials, size), before),
+            pl.BlockSpec(first.shape, fixed),
+            pl.BlockSpec((1, trials, 4 * size), back),
+            pl.BlockSpec(weights.shape, fixed),
+        ],
+        out_specs=[
+            pl.BlockSpec((1, trials, 3 * size), back),
+            pl.BlockSpec((1, trials, 3 * size), back),
+            pl.BlockSpec((trials, size), fixed),
+            pl.BlockSpec((_ROWS, 4 * size), fixed),
+        ],
+        out_shape=[
+            stacked(3 * size),
+            stacked(3 * size),
+            jax.ShapeDtypeStruct((trials, size), jnp.float32),
+            jax.ShapeDtypeStruct((_ROWS, 4 * size), jnp.float32),
+        ],
+        scratch_shapes=[pltpu.VMEM((trials, size), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=_vmem_bytes(trials, size)),
+        name="gru_backward",
+        interpret=interpret,
+    )(grad, hidden, first, kept, weights)

@@ -1,0 +1,174 @@
+"""The TPU's own compiler, on a machine that has no TPU: libtpu through JAX's compile-only client.
+
+In: a program (`xla/trace.py`) and the slice it is meant for. Out: a `Verdict`, with the compiled program as text. The
+compiler runs in a child process, since it can abort on odd shapes and logs to stderr; a crash is an answer like others.
+Needs the extra `tpu-compiler` (CPython 3.11 or 3.12).
+"""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from xla_b2t.errors import UserError
+
+_LIMIT_SECONDS = 1200
+_REFUSALS = ("RESOURCE_EXHAUSTED", "Ran out of memory in memory space", "CompileTimeHbmOom")
+
+# What torch_xla 2.9 hands to libtpu when it starts on a TPU (torch_xla/__init__.py, _setup_libtpu_flags), so that the
+# program judged is the program that would run.
+_FLAGS = (
+    "--xla_tpu_use_enhanced_launch_barrier=false",
+    "--xla_latency_hiding_scheduler_rerun=1",
+    "--xla_tpu_prefer_async_allgather_to_allreduce=true",
+    "--xla_tpu_enable_flash_attention=false",
+    "--xla_enable_async_all_gather=true",
+    "--xla_enable_async_collective_permute=true",
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the compiler said.
+
+    Attributes:
+        accepted: the program fits the core's memory.
+        refusal: the compiler's words where it does not; "" otherwise.
+        peak_bytes: most HBM in use at any moment, arguments included.
+        argument_bytes, output_bytes, aliased_bytes, temporary_bytes, code_bytes: its parts; aliased counts in both
+            arguments and outputs. Temporaries can exceed the peak: the compiler counts them without their lifetimes.
+        text: the compiled program, with the compiler's estimates.
+        seconds: time it took.
+    """
+
+    accepted: bool
+    refusal: str = ""
+    peak_bytes: int = 0
+    argument_bytes: int = 0
+    output_bytes: int = 0
+    aliased_bytes: int = 0
+    temporary_bytes: int = 0
+    code_bytes: int = 0
+    text: str = ""
+    seconds: float = 0.0
+
+
+def compile_program(hlo: bytes, slice_name: str, num_replicas: int, flags: tuple[str, ...] = ()) -> Verdict:
+    """Compiles for a slice.
+
+    Args:
+        hlo: a serialised HloModuleProto.
+        slice_name: as JAX names topologies, such as `v5e:2x4`.
+        num_replicas: cores that run the program together, at most those of the slice.
+        flags: more flags for libtpu.
+
+    Raises:
+        UserError: libtpu or JAX is missing, the slice is unknown, or the compiler did not end well.
+    """
+    missing = [name for name in ("jax", "libtpu") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"the TPU's compiler is not installed ({', '.join(missing)})",
+            f"Python {sys.version_info.major}.{sys.version_info.minor}",
+            "pip install 'xla_b2t[tpu-compiler]' with Python 3.11 or 3.12",
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "program.hlo").write_bytes(hlo)
+        command = [sys.executable, "-m", "xla_b2t.xla.tpu_compiler", folder, slice_name, str(num_replicas)]
+        environment = {**os.environ, **_environment(flags)}
+        try:
+            child = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=_LIMIT_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise UserError(
+                f"the TPU's compiler did not answer within {_LIMIT_SECONDS} s", slice_name, "try a smaller bucket"
+            ) from None
+        answer = Path(folder) / "answer.json"
+        if child.returncode != 0 or not answer.exists():
+            raise UserError(
+                f"the TPU's compiler ended with {child.returncode}: {_last_words(child.stderr)}",
+                f"compiling for {slice_name}",
+                "report it with the lines above: the compiler itself failed on this program",
+            )
+        fields = json.loads(answer.read_text())
+        if "unknown" in fields:
+            raise UserError(f"there is no slice {slice_name}: {fields['unknown']}", "--topology", "try v5e:2x4")
+        text = Path(folder) / "compiled.txt"
+        return Verdict(**fields, text=text.read_text() if text.exists() else "")
+
+
+def _environment(flags: tuple[str, ...]) -> dict[str, str]:
+    return {
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # a compiler holds no chip
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "JAX_PLATFORMS": "cpu",
+        "LIBTPU_INIT_ARGS": " ".join([*_FLAGS, *flags]),
+    }
+
+
+def _last_words(stderr: str) -> str:
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    telling = [line for line in lines if re.search(r"Check failed|F0|FATAL|Error|error", line)]
+    return (telling or lines or ["it said nothing"])[-1][:400]
+
+
+def _compile(folder: Path, slice_name: str, num_replicas: int) -> None:
+    """The child: reads program.hlo, writes answer.json and compiled.txt."""
+    import libtpu
+
+    os.environ.setdefault("TPU_LIBRARY_PATH", libtpu.get_library_path())
+    from jax._src import compiler
+    from jax._src.interpreters import mlir
+    from jax._src.lib import xla_client
+    from jax._src.lib.mlir import ir
+    from jax.experimental import topologies
+    from jaxlib import _jax
+
+    try:
+        topology = topologies.get_topology_desc(platform="tpu", topology_name=slice_name)
+        devices = tuple(topology.devices[:num_replicas])
+        if len(devices) < num_replicas:
+            raise ValueError(f"{num_replicas} cores are needed, it has {len(devices)}")
+    except Exception as error:  # the plug-in raises whatever it likes
+        (folder / "answer.json").write_text(json.dumps({"unknown": str(error)}))
+        return
+    computation = _jax.XlaComputation((folder / "program.hlo").read_bytes())
+    with mlir.make_ir_context():
+        program = mlir.module_to_bytecode(ir.Module.parse(_jax.mlir.xla_computation_to_mlir_module(computation)))
+    options = compiler.get_compile_options(num_replicas=num_replicas, num_partitions=1)
+    began = time.monotonic()
+    try:
+        executable = devices[0].client.compile(program, xla_client.DeviceList(devices), options)
+    except _jax.XlaRuntimeError as error:
+        if not any(words in str(error) for words in _REFUSALS):
+            raise
+        verdict = Verdict(accepted=False, refusal=str(error), seconds=time.monotonic() - began)
+    else:
+        memory = executable.get_compiled_memory_stats()
+        verdict = Verdict(
+            accepted=True,
+            peak_bytes=memory.peak_memory_in_bytes,
+            argument_bytes=memory.argument_size_in_bytes,
+            output_bytes=memory.output_size_in_bytes,
+            aliased_bytes=memory.alias_size_in_bytes,
+            temporary_bytes=memory.temp_size_in_bytes,
+            code_bytes=memory.generated_code_size_in_bytes,
+            seconds=time.monotonic() - began,
+        )
+        (folder / "compiled.txt").write_text(executable.hlo_modules()[0].to_string())
+    fields = asdict(verdict)
+    del fields["text"]
+    (folder / "answer.json").write_text(json.dumps(fields))
+
+
+if __name__ == "__main__":
+    _compile(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,109 @@
+"""A step as a program, without data, memory or a TPU: traced on placeholders and lowered, never run.
+
+In: tensors that a step changes in place, and the step. Out: an HLO module with the same buffers donated as at run time.
+A placeholder has a shape and a dtype and nothing else; a step that reads one back raises here.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch_xla
+import torch_xla.core.xla_builder as xb
+import torch_xla.core.xla_model as xm
+
+from xla_b2t.xla.world import World
+
+
+def placeholders(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """XLA tensors with the shapes and dtypes of the given ones, which may be on the `meta` device."""
+    return [xb.create_placeholder_tensor(tensor.shape, tensor.dtype) for tensor in tensors]
+
+
+@contextmanager
+def no_execution() -> Iterator[None]:
+    """While it is open, reading an XLA tensor raises instead of running what was traced (and instead of a crash)."""
+    torch_xla.device()  # starts the runtime, which the switch below does not do
+    torch_xla._XLAC._set_allow_execution(False)
+    try:
+        yield
+    finally:
+        torch_xla._XLAC._set_allow_execution(True)
+
+
+def trace(state: Sequence[torch.Tensor], step: Callable[[], Sequence[torch.Tensor] | None]) -> bytes:
+    """Traces one step.
+
+    Args:
+        state: XLA tensors that the step may change in place. Those that it changes are outputs of the program, and
+            their old buffers are donated to the new values, as torch_xla does when it runs a step.
+        step: traces the step; what it returns, if anything, are outputs besides.
+
+    Returns:
+        A serialised HloModuleProto.
+    """
+    before = [_data_of(tensor) for tensor in state]
+    results = list(step() or ())
+    changed = [i for i, tensor in enumerate(state) if _data_of(tensor) is not before[i]]
+    context = torch_xla._XLAC.lowering.LoweringContext("step")
+    context.set_name_string("step")
+    outputs = [*(state[i] for i in changed), *results]
+    context.build(outputs)
+    parameters = [context.tensor_parameter_id(before[i]) for i in changed]
+    aliases = [(output, parameter) for output, parameter in enumerate(parameters) if parameter >= 0]
+    return context.hlo() + _alias_config(aliases, is_tuple=len(outputs) > 1)
+
+
+class TracedWorld(World):
+    """A rank among so many, for tracing: the reductions are instructions of the graph, as on a TPU.
+
+    torch_xla leaves a reduction out of the graph of a single process unless `XLA_ALWAYS_ALLREDUCE=1` was set before it
+    was imported; the constructor insists on it.
+    """
+
+    kind = "tpu"
+    rank = 0
+    reduces_in_graph = True
+
+    def __init__(self, size: int):
+        self.size = size
+
+    def all_reduce(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        if self.size > 1:
+            xm.all_reduce(xm.REDUCE_SUM, tensors, groups=[list(range(self.size))])
+        return tensors
+
+    def sum(self, values, exact=True):
+        raise AssertionError("a traced world has no values")
+
+
+def _data_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor beneath torch's functionalization; an in-place operation puts another in its place."""
+    return torch._from_functional_tensor(tensor) if torch._is_functional_tensor(tensor) else tensor
+
+
+def _alias_config(aliases: Sequence[tuple[int, int]], is_tuple: bool) -> bytes:
+    """Which output takes the place of which parameter.
+
+    Field 8 of HloModuleProto, `input_output_alias`; serialised messages are merged by joining their bytes.
+
+    Source: HloInputOutputAliasProto in openxla/xla, xla/service/hlo.proto (output_shape_index = 1,
+    parameter_number = 2, kind = 4, where MAY_ALIAS is 1).
+    """
+    entries = b""
+    for output, parameter in aliases:
+        index = _field(1, _varint(output)) if is_tuple else b""
+        entries += _field(1, index + _varint(2 << 3) + _varint(parameter) + _varint(4 << 3) + _varint(1))
+    return _field(8, entries) if entries else b""
+
+
+def _field(number: int, payload: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(payload)) + payload
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
