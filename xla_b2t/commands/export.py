@@ -27,8 +27,10 @@ def run(args: argparse.Namespace) -> int:
     """Writes the files, and prints their names."""
     import importlib
     import json
+    import os
     from pathlib import Path
 
+    os.environ.setdefault("PJRT_DEVICE", "CPU")  # no core is needed; torch_xla warns of one that it has to choose
     from xla_b2t.training.weights import find_checkpoint, read_checkpoint
 
     path = find_checkpoint(args.run_dir, args.checkpoint)
