@@ -156,17 +156,21 @@ def test_nejm_export_over_a_checkpoint_asks_first(tmp_path):
     assert read_checkpoint(path).val_per is None
 
 
-def test_nejm_export_that_the_disk_does_not_take_says_why_and_leaves_no_half(tmp_path, monkeypatch):
+def test_nejm_export_that_the_disk_does_not_take_says_why_and_keeps_what_was_there(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError) as caught:
         nejm.export(make(), tmp_path / "file", "run", overwrite=False)
     assert caught.value.what == "the checkpoint cannot be written: Not a directory"
     assert (caught.value.where, caught.value.fix) == (str(tmp_path / "file"), "give another --out")
 
+    path, args = nejm.export(make(), tmp_path / "out", "run", overwrite=False)
+    before = path.read_bytes(), args.read_bytes()
+
     def full_disk(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("torch.save", full_disk)
     with pytest.raises(UserError, match="No space left on device"):
-        nejm.export(make(), tmp_path / "out", "run", overwrite=False)
-    assert [path.name for path in (tmp_path / "out/checkpoint").iterdir()] == ["args.yaml"]
+        nejm.export(make("augment.smooth_sigma_bins=1"), tmp_path / "out", "run", overwrite=True)
+    assert (path.read_bytes(), args.read_bytes()) == before
+    assert sorted(path.name for path in (tmp_path / "out/checkpoint").iterdir()) == ["args.yaml", "best_checkpoint"]

@@ -8,6 +8,7 @@ left to `models/nejm_layout.py`.
 Source: Neuroprosthetics-Lab/nejm-brain-to-text, what its `rnn_trainer.py` saves and its `evaluate_model.py` loads.
 """
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -101,11 +102,13 @@ def export(checkpoint: Checkpoint, out: Path, where: str, overwrite: bool) -> li
     values = {STATE: to_nejm(checkpoint.state.weights | checkpoint.state.fixed), "val_PER": checkpoint.val_per}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # never weights beside the settings of others
-        with replacing(args_path) as partial:
-            partial.write_text(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), encoding="utf-8")
-        with replacing(path) as partial, open(partial, "wb") as file:
-            torch.save(values, file)
+        # Both are on disk before either takes its place, the weights last: never one beside the other of an old pair.
+        with replacing(path) as new, replacing(args_path) as new_args:
+            new_args.write_text(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), encoding="utf-8")
+            with open(new, "wb") as file:
+                torch.save(values, file)
+                file.flush()
+                os.fsync(file.fileno())
     except (OSError, RuntimeError) as error:
         raise disk_error(error, str(out), "give another --out") from error
     return [path, args_path]
