@@ -20,6 +20,7 @@ SMALLER = {
         *("--set", "validation.every=4", "--set", "model.options.hidden=16", "--set", "model.options.layers=1"),
     ],
     "evaluate": [],
+    "export": [],
 }
 
 
@@ -52,7 +53,7 @@ def outputs(tmp_path_factory):
 
 def test_readme_commands_go_from_nothing_to_an_error_rate(outputs):
     _, said = outputs
-    assert [name for name, _ in said] == ["synth", "prebatch", "train", "evaluate", "evaluate"]
+    assert [name for name, _ in said] == ["synth", "prebatch", "train", "evaluate", "evaluate", "export"]
     assert "real bins" in said[1][1]
     assert "val PER" in said[2][1]
     assert "PER" in said[3][1]

@@ -18,7 +18,7 @@ from typing import NoReturn
 from xla_b2t.errors import UserError
 
 PROGRAM = "xla_b2t"
-COMMANDS = ("synth", "prebatch", "train", "evaluate")
+COMMANDS = ("synth", "prebatch", "train", "evaluate", "export")
 """In the order in which a newcomer needs them; each is the module of that name in `commands/`."""
 
 EPILOG = """\

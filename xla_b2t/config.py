@@ -128,6 +128,9 @@ class TrainConfig(Record):
     log_every: AtLeastOne = 20
     """Updates between two readings of the loss."""
     checkpoint_every: AtLeastOne = 1000
+    init_from: str = ""
+    """Weights to begin with in place of the seed's: a checkpoint file or a run directory (its best), of ours or in the
+    layout of the published baseline. The optimizer begins anew, and days are matched by the names of sessions."""
 
 
 class ValidationConfig(Record):

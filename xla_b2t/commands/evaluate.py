@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from xla_b2t.errors import UserError
 
 if TYPE_CHECKING:
+    from xla_b2t.training.checkpoint import Checkpoint
     from xla_b2t.xla.world import World
 
 SUMMARY = "decode a split with a checkpoint: phoneme error rate per day and overall, and the sequences"
@@ -19,8 +20,12 @@ EXAMPLE = "xla_b2t evaluate runs/demo --split test --output phonemes.jsonl"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this command."""
-    parser.add_argument("run_dir", metavar="RUN", help="run directory, as train wrote it")
-    parser.add_argument("--checkpoint", default="best", metavar="WHICH", help="best (default), latest, or a .pt file")
+    parser.add_argument(
+        "run_dir", metavar="RUN", help="run directory, as train wrote it, or a model folder of the published baseline"
+    )
+    parser.add_argument(
+        "--checkpoint", default="best", metavar="WHICH", help="best (default), latest, or a file of either kind"
+    )
     parser.add_argument("--split", default="val", help="train, val (default) or test")
     parser.add_argument("--data", metavar="DIR", help="groups to decode; default: those the run trained on")
     parser.add_argument("--cores", type=int, default=1, metavar="N", help="ranks (default 1); they change no number")
@@ -48,21 +53,20 @@ def run(args: argparse.Namespace) -> int:
     from xla_b2t.xla.machine import find_machine
 
     machine = find_machine()
-    from xla_b2t.training.checkpoint import CheckpointFolder, load_file
+    from xla_b2t.training.weights import find_checkpoint, read_checkpoint
     from xla_b2t.xla import spawn
 
     spawn.prepare(machine, "xla_b2t.evaluation.decode")
     run_dir = Path(args.run_dir)
-    if not run_dir.is_dir():
-        raise UserError("there is no such run directory", str(run_dir), "give the directory that train wrote")
-    folder = CheckpointFolder(run_dir)
-    path = folder.find(args.checkpoint)[0] if args.checkpoint in ("best", "latest") else Path(args.checkpoint)
-    checkpoint = load_file(path)
+    path = find_checkpoint(run_dir, args.checkpoint)
+    checkpoint = read_checkpoint(path)
     from xla_b2t import config as configuration
 
-    config = configuration.loads(checkpoint.config, str(path))
-    data_dir = args.data or config.data.dir
-    _check_data(data_dir, args.split, checkpoint)
+    if not args.data and not checkpoint.conversion:
+        fix = "give the folder that prebatch wrote with --data"
+        raise UserError("a checkpoint of the published baseline does not name any groups", str(path), fix)
+    data_dir = args.data or configuration.loads(checkpoint.config, str(path)).data.dir
+    _check_data(data_dir, args.split, checkpoint, path)
 
     with tempfile.TemporaryDirectory(prefix="xla_b2t-") as output_dir:
         job = EvaluationJob(str(path), data_dir, args.split, output_dir, args.batch_size, args.allow_recompile)
@@ -98,13 +102,13 @@ def evaluate_rank(world: "World", job: EvaluationJob) -> None:
     from xla_b2t.models.build import build_model
     from xla_b2t.models.dtypes import DTYPES
     from xla_b2t.models.protocol import Sizes
-    from xla_b2t.training.checkpoint import load_file
     from xla_b2t.training.step import place_weights
+    from xla_b2t.training.weights import for_sessions, read_checkpoint
     from xla_b2t.xla.compile_guard import CompileGuard
 
-    checkpoint = load_file(job.checkpoint)
-    config = configuration.loads(checkpoint.config, job.checkpoint)
     group_set = open_group_set(job.data_dir)
+    checkpoint = for_sessions(read_checkpoint(job.checkpoint), group_set.sessions, job.data_dir)
+    config = configuration.loads(checkpoint.config, job.checkpoint)
     model = build_model(config.model, Sizes(checkpoint.num_features, len(checkpoint.sessions), checkpoint.num_classes))
     dtype = DTYPES[config.model.dtype]
     place_weights(model, dtype, checkpoint.state)
@@ -123,28 +127,17 @@ def evaluate_rank(world: "World", job: EvaluationJob) -> None:
             file.write(json.dumps(values) + "\n")
 
 
-def _check_data(data_dir: str, split: str, checkpoint: "object") -> None:
+def _check_data(data_dir: str, split: str, checkpoint: "Checkpoint", path: Path) -> None:
     """The groups are of the participant, and of the split, that the checkpoint can decode."""
+    from xla_b2t import config as configuration
     from xla_b2t.data.groups import open_group_set
+    from xla_b2t.training.weights import check_use
 
     group_set = open_group_set(data_dir)
     if split not in group_set.splits:
         here = ", ".join(group_set.splits)
         raise UserError(f"there is no split {split!r}; it has {here}", data_dir, f"use --split with one of {here}")
-    for name, found, expected in (
-        ("features", group_set.num_features, checkpoint.num_features),
-        ("sessions", group_set.sessions, checkpoint.sessions),
-    ):
-        if found != expected:
-            raise UserError(
-                f"the groups have {name} {_short(found)}, the checkpoint was trained on {_short(expected)}",
-                data_dir,
-                "give the groups that the run trained on with --data",
-            )
-
-
-def _short(value: object) -> object:
-    return f"{value[0]} ... {value[-1]} ({len(value)})" if isinstance(value, tuple) and len(value) > 2 else value
+    check_use(checkpoint, str(path), configuration.loads(checkpoint.config, str(path)).model, group_set)
 
 
 def _score(predictions: list[dict]) -> dict:

@@ -50,6 +50,18 @@ def print_evaluation(result: dict[str, Any], predictions: list[dict], output: st
     console.print(table)
 
 
+def print_export(result: dict[str, Any], next_step: str) -> None:
+    """Which files were written, of what, and what to do with them."""
+    console = Console(highlight=False)
+    table = _two_columns(f"{result['format']}: step {result['step']:,} of {result['checkpoint']}")
+    if result["val_per"] is not None:
+        table.add_row("val PER", f"{result['val_per']:.2%}")
+    for file in result["files"]:
+        table.add_row("wrote", file)
+    table.add_row("next", next_step)
+    console.print(table)
+
+
 def _two_columns(title: str) -> Table:
     table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)

@@ -13,6 +13,7 @@ from xla_b2t.errors import UserError
 
 if TYPE_CHECKING:
     from xla_b2t.audit.resume import Resumed
+    from xla_b2t.config import Config
 
 SUMMARY = "train a decoder on the cores of this machine"
 EXAMPLE = "python -m xla_b2t.launch --cores 8 --config configs/gru_baseline.toml --set data.dir=groups"
@@ -70,12 +71,13 @@ def run(args: argparse.Namespace) -> int:
     from xla_b2t.audit.inventory import check
 
     check(config, num_ranks, _resumed(run_dir) if checkpoint else None)
+    init_from = _to_begin_with(config, run_dir) if config.train.init_from and not checkpoint else ""
     seconds = {"start": preflight_began - started, "preflight": time.time() - preflight_began}
     _prepare_run_dir(run_dir, configuration.dumps(config), bool(checkpoint))
 
     from xla_b2t.training.loop import Job, run_rank
 
-    job = Job(config, checkpoint, args.allow_recompile, seconds, time.time())
+    job = Job(config, checkpoint, args.allow_recompile, seconds, time.time(), init_from)
     try:
         spawn.run(run_rank, (job,), machine, num_ranks, run_dir / "crash")
     except spawn.Interrupted as interrupted:
@@ -125,6 +127,22 @@ def _to_resume(run_dir: Path, steps: int, resume: str | None, overwrite: bool, m
     if not may_clear:
         _refuse_foreign(run_dir)
     return ""
+
+
+def _to_begin_with(config: "Config", run_dir: Path) -> str:
+    """The file of `train.init_from`, once it is known to fit the data and the model."""
+    from xla_b2t.data.groups import open_group_set
+    from xla_b2t.training.weights import check_use, find_checkpoint, read_checkpoint
+
+    place = Path(config.train.init_from)
+    path = find_checkpoint(place) if place.is_dir() else place
+    if path.resolve().is_relative_to(run_dir.resolve()):
+        fix = "give this run another directory: --set run.dir="
+        raise UserError(
+            "a run cannot begin with weights that lie in its own directory", f"train.init_from: {path}", fix
+        )
+    check_use(read_checkpoint(path), str(path), config.model, open_group_set(config.data.dir))
+    return str(path)
 
 
 def _resumed(run_dir: Path) -> "Resumed":

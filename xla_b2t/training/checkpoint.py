@@ -17,6 +17,7 @@ import torch
 from xla_b2t.errors import UserError
 from xla_b2t.files import replacing
 from xla_b2t.training.step import TrainState
+from xla_b2t.training.tensor_file import read_tensor_file
 
 FORMAT = "xla_b2t.checkpoint"
 VERSION = 1
@@ -93,13 +94,8 @@ class CheckpointFolder:
                 if path.name not in manifest["files"]:
                     path.unlink()
         except (OSError, RuntimeError) as error:
-            # torch's writer turns a full disk into a RuntimeError that says nothing; the reason is what it met first.
-            reason = error.__context__ if isinstance(error.__context__, OSError) else error
-            raise UserError(
-                f"the checkpoint cannot be written: {getattr(reason, 'strerror', None) or reason}",
-                str(self.path),
-                "free some space there, then go on from the checkpoint before with --resume",
-            ) from error
+            fix = "free some space there, then go on from the checkpoint before with --resume"
+            raise disk_error(error, str(self.path), fix) from error
         return self.path / name
 
     def find(self, which: str) -> tuple[Path, int]:
@@ -164,13 +160,11 @@ def load_file(path: str | Path) -> Checkpoint:
     Raises:
         UserError: missing, damaged, not ours, or of a newer version.
     """
-    path = Path(path)
-    try:
-        values = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise UserError(f"{path.name} cannot be read: {error.strerror}", str(path), "check the path") from None
-    except Exception as error:  # the unpickler stumbles over a damaged file in any way it likes
-        raise UserError(f"{path.name} is not a whole checkpoint: {error}", str(path), "use another") from None
+    return checkpoint_of(read_tensor_file(path), Path(path))
+
+
+def checkpoint_of(values: Any, path: Path) -> Checkpoint:
+    """The checkpoint that a file's values are; errors as of `load_file`."""
     if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
         raise UserError(f"{path.name} is not a checkpoint of xla_b2t", str(path), "give a file of checkpoints/")
     version = values.pop("version")
@@ -181,6 +175,13 @@ def load_file(path: str | Path) -> Checkpoint:
     values["state"] = TrainState(**values["state"])
     values["sessions"] = tuple(values["sessions"])
     return Checkpoint(**values)
+
+
+def disk_error(error: Exception, where: str, fix: str) -> UserError:
+    """What to tell when a checkpoint could not be written."""
+    # torch's writer turns a full disk into a RuntimeError that says nothing; the reason is what it met first.
+    reason = error.__context__ if isinstance(error.__context__, OSError) else error
+    return UserError(f"the checkpoint cannot be written: {getattr(reason, 'strerror', None) or reason}", where, fix)
 
 
 def _digest(path: Path) -> str:

@@ -28,6 +28,7 @@ from xla_b2t.training.progress import Progress
 from xla_b2t.training.step import Totals, TrainStep
 from xla_b2t.training.summary import Course, write_summary
 from xla_b2t.training.validation import validate
+from xla_b2t.training.weights import start_from
 from xla_b2t.xla.compile_guard import CompileGuard
 from xla_b2t.xla.device import device
 from xla_b2t.xla.feed import DeviceBatch, Feed
@@ -44,6 +45,7 @@ class Job:
         allow_recompile: count compiles after warm-up and host fallbacks instead of stopping.
         seconds: what the parent has taken already, by phase.
         started: when the ranks were started, in seconds since the epoch.
+        init_from: file whose weights a new run begins with; "" draws them from the seed.
     """
 
     config: Config
@@ -51,6 +53,7 @@ class Job:
     allow_recompile: bool
     seconds: dict[str, float]
     started: float
+    init_from: str = ""
 
 
 def run_rank(world: World, job: Job) -> None:
@@ -87,6 +90,8 @@ class _Run:
         self.guard = CompileGuard(job.allow_recompile)
         sizes = Sizes(self.group_set.num_features, len(self.group_set.sessions), self.group_set.num_classes)
         model = build_model(config.model, sizes, seed=config.run.seed)
+        if job.init_from and not resumed:
+            start_from(model, job.init_from, self.group_set.sessions, config.data.dir)
         self.step = TrainStep(model, sizes.num_classes, config, world, self.guard, resumed.state if resumed else None)
         check_same_weights(self.step.weights(), world)
         self.decoder = SplitDecoder(
