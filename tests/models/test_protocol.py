@@ -62,9 +62,10 @@ def test_checked_gives_back_an_output_whose_heads_fit():
         ),
         (
             [AuxiliaryHead("a", LOGITS_BPK), AuxiliaryHead("a", LOGITS_BPK)],
-            "the heads are called a, a",
+            "the heads are called ['a', 'a']",
             "a name of its own",
         ),
+        ([AuxiliaryHead("", LOGITS_BPK)], "the heads are called ['']", "a name of its own"),
     ],
 )
 def test_checked_of_a_head_that_does_not_fit_names_it(heads, what, fix):

@@ -150,8 +150,8 @@ def checked(output: DecoderOutput, features_BTC: Tensor, num_classes: int, model
             raise UserError(f"a head is {type(head).__name__}, expected AuxiliaryHead", where, fix)
         _check_logits(head.logits_BPK, f"logits of the head {head.name!r}", features_BTC, num_classes, model, fix)
     names = [head.name for head in output.heads]
-    if len(set(names)) < len(names):
-        raise UserError(f"the heads are called {', '.join(names)}", where, "give each head a name of its own")
+    if len({"", *names}) <= len(names):
+        raise UserError(f"the heads are called {names}", where, "give each head a name of its own")
     return output
 
 
