@@ -36,7 +36,7 @@ def test_build_gru_decoder_takes_options_and_gives_float32():
 
 def test_build_of_an_unknown_model_names_the_known():
     what, where, fix = refused(ModelConfig(name="transformer"))
-    assert what == "there is no model 'transformer'; known: gru_decoder"
+    assert what == "there is no model 'transformer'; known: gru_decoder, noise_split"
     assert where == "model.name"
     assert "model.factory" in fix
 
@@ -50,20 +50,27 @@ def test_build_with_an_unknown_option_suggests_the_nearest():
 
 def test_build_with_an_option_of_the_wrong_type_names_it():
     what, where, fix = refused(ModelConfig(options={"hidden": "wide"}))
-    assert what == "model.options.hidden is 'wide', expected an integer"
+    assert what == "model.options.hidden is 'wide', expected an integer >= 1"
     assert where == "configuration: model.options.hidden"
     assert "model.options.hidden" in fix
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "expected"), [("layers", 0, "at least 1"), ("dropout", 1.0, "a probability from 0 to 0.99")]
+    ("model", "name", "value", "expected"),
+    [
+        ("gru_decoder", "layers", 0, "an integer >= 1"),
+        ("gru_decoder", "dropout", 1.0, "a number >= 0 and <= 0.99"),
+        ("noise_split", "noise_layers", 0, "an integer >= 1"),
+        ("noise_split", "noisy_weight", 0.0, "a number > 0"),
+        ("noise_split", "reversal", -1.0, "a number >= 0"),
+        ("noise_split", "reversal_ramp_steps", -1, "an integer >= 0"),
+    ],
 )
-def test_build_with_an_option_out_of_range_says_the_range(name, value, expected):
-    what, where, fix = refused(ModelConfig(options={name: value}))
-    assert f"{name} is {value}" in what
-    assert expected in what
-    assert where == f"model.options.{name}"
-    assert name in fix
+def test_build_with_an_option_out_of_range_says_the_range(model, name, value, expected):
+    what, where, fix = refused(ModelConfig(name=model, options={name: value}))
+    assert what == f"model.options.{name} is {value}, expected {expected}"
+    assert where == f"configuration: model.options.{name}"
+    assert fix.startswith(f"for example model.options.{name} = ")
 
 
 USERS_MODEL = """

@@ -50,7 +50,7 @@ def test_gru_decoder_equals_the_plain_model():
     torch.testing.assert_close(output.logits_BPK, plain(model, features, days), rtol=1e-5, atol=1e-5)
     assert output.steps_B.tolist() == [12, 9, 1, 1, 1]
     assert output.steps_B.dtype == torch.int32
-    assert output.auxiliary_loss_B is None
+    assert output[2:] == (None, (), 1.0)
     assert [model.output_steps(count) for count in input_bins.tolist()] == output.steps_B.tolist()
 
 

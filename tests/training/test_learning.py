@@ -8,18 +8,28 @@ import numpy as np
 import pytest
 
 from xla_b2t import config as configuration
+from xla_b2t.commands.evaluate import EvaluationJob, evaluate_rank
 from xla_b2t.data.prebatch import PrebatchSettings, prebatch
 from xla_b2t.data.synth import SynthSettings, synthesize
+from xla_b2t.errors import UserError
+from xla_b2t.evaluation.per import score, total
+from xla_b2t.training.checkpoint import CheckpointFolder
 from xla_b2t.training.loop import Job, run_rank
 from xla_b2t.xla.world import Alone
 
 KEYS = [
-    "model.options.patch_bins=4", "model.options.patch_stride=2", "model.options.hidden=64", "model.options.layers=1",
+    "model.options.patch_bins=4", "model.options.patch_stride=2", "model.options.hidden=64",
     "model.options.dropout=0.0", "model.options.input_dropout=0.1", "model.dtype=float32",
     "augment.white_noise_std=0.3", "augment.constant_offset_std=0.1", "augment.smooth_sigma_bins=1.0",
     "optimizer.eps=1e-8", "optimizer.rate={ peak = 1e-2, final = 1e-4, warmup_steps = 10, decay_steps = 110 }",
     "optimizer.day_rate={ peak = 2e-3, final = 1e-4, warmup_steps = 10, decay_steps = 110 }",
     "train.global_batch=32", "train.steps=110", "train.log_every=50", "validation.every=110",
+]  # fmt: skip
+ONE_LAYER = ["model.options.layers=1"]
+NOISE_SPLIT = [
+    "model.name=noise_split", "model.options.patch_bins=2", "model.options.noise_layers=1",
+    "model.options.clean_layers=1", "model.options.noisy_layers=1", "model.options.reversal_ramp_steps=25",
+    "train.steps=50", "validation.every=50", "train.log_every=25",
 ]  # fmt: skip
 
 
@@ -33,10 +43,10 @@ def trials(tmp_path_factory):
     return folder
 
 
-def held_out_rate(trials, folder):
+def held_out_rate(trials, folder, keys=ONE_LAYER):
     """Trains and returns the best phoneme error rate on the held-out sentences."""
     prebatch(trials, folder / "groups", PrebatchSettings(num_buckets=1, patch_bins=4, patch_stride=2))
-    config = configuration.load(None, [*KEYS, f"data.dir={folder}/groups", f"run.dir={folder}/run"])
+    config = configuration.load(None, [*KEYS, *keys, f"data.dir={folder}/groups", f"run.dir={folder}/run"])
     run_rank(Alone("cpu"), Job(config, checkpoint="", allow_recompile=False, seconds={}, started=0.0))
     return json.loads((folder / "run" / "summary.json").read_text())["best_val_per"]
 
@@ -63,3 +73,21 @@ def test_training_on_shuffled_labels_does_not(xla_device, trials, tmp_path):
     shutil.copytree(trials, tmp_path / "trials")
     shuffle_labels(tmp_path / "trials", seed=1)
     assert held_out_rate(tmp_path / "trials", tmp_path) > 0.6
+
+
+def rate_of_head(folder, head):
+    """Decodes the held-out sentences with the best checkpoint and a head."""
+    checkpoint, _ = CheckpointFolder(folder / "run").find("best")
+    evaluate_rank(Alone("cpu"), EvaluationJob(str(checkpoint), f"{folder}/groups", "val", str(folder), 64, False, head))
+    lines = map(json.loads, (folder / "rank-0.jsonl").read_text().splitlines())
+    return total(score((line["session"], line["reference"], line["decoded"]) for line in lines)).per
+
+
+def test_training_of_noise_split_leaves_less_of_the_phonemes_in_the_noise(xla_device, trials, tmp_path):
+    rate = held_out_rate(trials, tmp_path, NOISE_SPLIT)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["train_loss_last"] < summary["train_loss_first"]
+    assert rate_of_head(tmp_path, "") == rate < 0.3
+    assert rate_of_head(tmp_path, "noisy") > 0.6
+    with pytest.raises(UserError, match="there is no auxiliary head 'loud'; known: noisy"):
+        rate_of_head(tmp_path, "loud")

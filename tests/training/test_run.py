@@ -290,6 +290,15 @@ def test_evaluate_of_test_split_writes_sequences_without_labels(groups, alone, t
     assert all(line["reference"] is None and isinstance(line["phonemes"], list) for line in lines)
 
 
+def test_evaluate_with_a_head_that_the_model_lacks_says_so(alone):
+    command = [sys.executable, "-m", "xla_b2t", "evaluate", str(alone[0]), "--checkpoint", "latest", "--head", "loud"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert shown.returncode == 2, shown.stderr
+    assert "there is no auxiliary head 'loud'; known: none" in shown.stderr
+    assert "where: forward of GruDecoder" in shown.stderr
+    assert "fix:   leave --head away" in shown.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_run_interrupted_leaves_no_rank_and_says_where_to_go_on(groups, tmp_path, number):
     parent = subprocess.Popen(

@@ -162,7 +162,7 @@ class Wrong(Small):
         self.how = how
 
     def forward(self, features_BTC, input_bins_B, days_B):
-        logits, steps, _ = super().forward(features_BTC, input_bins_B, days_B)
+        logits, steps, *_ = super().forward(features_BTC, input_bins_B, days_B)
         return {
             "tuple": (logits, steps),
             "flat": DecoderOutput(logits[:, 0], steps),

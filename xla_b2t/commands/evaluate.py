@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--checkpoint", default="best", metavar="WHICH", help="best (default), latest, or a file of either kind"
     )
     parser.add_argument("--split", default="val", help="train, val (default) or test")
+    parser.add_argument("--head", default="", metavar="NAME", help="decode with this auxiliary head of the model")
     parser.add_argument("--data", metavar="DIR", help="groups to decode; default: those the run trained on")
     parser.add_argument("--cores", type=int, default=1, metavar="N", help="ranks (default 1); they change no number")
     parser.add_argument(
@@ -46,6 +47,7 @@ class EvaluationJob:
     output_dir: str
     batch_size: int
     allow_recompile: bool
+    head: str
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,7 +71,9 @@ def run(args: argparse.Namespace) -> int:
     _check_data(data_dir, args.split, checkpoint, path)
 
     with tempfile.TemporaryDirectory(prefix="xla_b2t-") as output_dir:
-        job = EvaluationJob(str(path), data_dir, args.split, output_dir, args.batch_size, args.allow_recompile)
+        job = EvaluationJob(
+            str(path), data_dir, args.split, output_dir, args.batch_size, args.allow_recompile, args.head
+        )
         try:
             spawn.run(evaluate_rank, (job,), machine, machine.ranks(args.cores), run_dir / "crash-evaluate")
         except spawn.Interrupted as interrupted:
@@ -83,7 +87,13 @@ def run(args: argparse.Namespace) -> int:
     predictions.sort(key=lambda prediction: prediction["trial"])
     if args.output:
         _write(Path(args.output), predictions)
-    result = {"checkpoint": str(path), "step": checkpoint.step, "split": args.split, **_score(predictions)}
+    result = {
+        "checkpoint": str(path),
+        "step": checkpoint.step,
+        "split": args.split,
+        "head": args.head,
+        **_score(predictions),
+    }
     if args.json:
         print(json.dumps(result))
     else:
@@ -115,7 +125,14 @@ def evaluate_rank(world: "World", job: EvaluationJob) -> None:
     guard = CompileGuard(job.allow_recompile)
     groups_per_core = max(1, job.batch_size // group_set.group_size)
     decoder = SplitDecoder(
-        model, checkpoint.num_classes, dtype, config.augment.smooth_sigma_bins, world, guard, groups_per_core
+        model,
+        checkpoint.num_classes,
+        dtype,
+        config.augment.smooth_sigma_bins,
+        world,
+        guard,
+        groups_per_core,
+        head=job.head,
     )
     with (
         GroupReader(group_set, job.split) as reader,

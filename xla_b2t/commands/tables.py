@@ -39,7 +39,8 @@ def print_summary(summary: dict[str, Any], run_dir: Path) -> None:
 def print_evaluation(result: dict[str, Any], predictions: list[dict], output: str | None) -> None:
     """The result of decoding a split, with a few trials to look at."""
     console = Console(highlight=False)
-    table = _two_columns(f"{result['split']}: {result['trials']} trials, {result['checkpoint']}")
+    head = f", head {result['head']}" if result["head"] else ""
+    table = _two_columns(f"{result['split']}: {result['trials']} trials, {result['checkpoint']}{head}")
     if result["per"] is not None:
         table.add_row("PER", f"{result['per']:.2%} ({result['errors']:,} errors in {result['phonemes']:,} phonemes)")
         for session, per in result["per_by_day"].items():

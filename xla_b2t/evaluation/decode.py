@@ -15,7 +15,7 @@ from xla_b2t.data.schedule import plan_evaluation
 from xla_b2t.evaluation.greedy import collapse
 from xla_b2t.models.augment import smooth
 from xla_b2t.models.ctc import ctc_loss
-from xla_b2t.models.protocol import checked
+from xla_b2t.models.protocol import checked, head_logits
 from xla_b2t.xla.compile_guard import CompileGuard
 from xla_b2t.xla.device import device, sync, to_host
 from xla_b2t.xla.feed import DeviceBatch, Feed
@@ -53,6 +53,7 @@ class SplitDecoder:
         guard: watches what compiles.
         groups_per_core: groups that a rank decodes at once.
         prefetch: batches kept ready.
+        head: the auxiliary head to decode with; "" decodes with the main one.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class SplitDecoder:
         guard: CompileGuard,
         groups_per_core: int,
         prefetch: int = 2,
+        head: str = "",
     ):
         self._model = model
         self._num_classes = num_classes
@@ -74,12 +76,14 @@ class SplitDecoder:
         self._guard = guard
         self._groups_per_core = groups_per_core
         self._prefetch = prefetch
+        self._head = head
 
     def decode(self, reader: GroupReader) -> Iterator[Prediction]:
         """Yields this rank's share of a split; all ranks must be asked for it together.
 
         Raises:
-            UserError: a group that cannot be read, a step that compiled again or left the core.
+            UserError: a group that cannot be read, a step that compiled again or left the core, a head that the model
+                does not have.
         """
         steps = plan_evaluation(reader.index, self._world.size, self._groups_per_core)
         mine = [(step.bucket, step.groups_by_rank[self._world.rank]) for step in steps]
@@ -108,8 +112,9 @@ class SplitDecoder:
         output = checked(
             self._model(features_BTC, batch.input_bins_B, batch.days_B), features_BTC, self._num_classes, self._model
         )
-        loss_B = ctc_loss(output.logits_BPK, batch.labels_BL, output.steps_B, batch.label_lengths_B)
-        return [output.logits_BPK.argmax(-1).to(torch.int32), output.steps_B.to(torch.int32), loss_B]
+        logits_BPK = head_logits(output, self._head, self._model)
+        loss_B = ctc_loss(logits_BPK, batch.labels_BL, output.steps_B, batch.label_lengths_B)
+        return [logits_BPK.argmax(-1).to(torch.int32), output.steps_B.to(torch.int32), loss_B]
 
     def _predictions(self, reader: GroupReader, batch: Batch, results: list[torch.Tensor]) -> Iterator[Prediction]:
         ids_BP, steps_B, loss_B = (result.numpy() for result in results)

@@ -20,7 +20,11 @@ from torch import nn
 from xla_b2t.config import ModelConfig, decode
 from xla_b2t.errors import UserError
 from xla_b2t.models.gru_decoder import GruDecoder, GruDecoderOptions
+from xla_b2t.models.noise_split import NoiseSplit, NoiseSplitOptions
 from xla_b2t.models.protocol import Sizes
+
+OURS = {"gru_decoder": (GruDecoderOptions, GruDecoder), "noise_split": (NoiseSplitOptions, NoiseSplit)}
+"""name -> the record that its options must fit, and the model made from (sizes, options)."""
 
 # Initial weights are drawn from torch's generator, of which a process has one, and ranks may be threads of a process.
 # Reentrant, because a user's factory may build on one of our models.
@@ -49,26 +53,14 @@ def build_model(config: ModelConfig, sizes: Sizes, *, seed: int | None = None) -
 def _build(config: ModelConfig, sizes: Sizes) -> nn.Module:
     if config.factory:
         return _build_users(config, sizes)
-    if config.name == "gru_decoder":
-        options = decode(GruDecoderOptions, config.options, "configuration", "model.options")
-        _refuse(options)
-        return GruDecoder(sizes, options)
-    raise UserError(
-        f"there is no model {config.name!r}; known: gru_decoder", "model.name", "set model.name, or model.factory"
-    )
-
-
-def _refuse(options: GruDecoderOptions) -> None:
-    for name in ("patch_bins", "patch_stride", "hidden", "layers"):
-        value = getattr(options, name)
-        if value < 1:
-            raise UserError(f"{name} is {value}, at least 1 is needed", f"model.options.{name}", f"raise {name}")
-    for name in ("dropout", "input_dropout"):
-        value = getattr(options, name)
-        if not 0 <= value <= 0.99:
-            raise UserError(
-                f"{name} is {value}, a probability from 0 to 0.99 is needed", f"model.options.{name}", f"change {name}"
-            )
+    if config.name not in OURS:
+        raise UserError(
+            f"there is no model {config.name!r}; known: {', '.join(OURS)}",
+            "model.name",
+            "set model.name, or model.factory",
+        )
+    record, model = OURS[config.name]
+    return model(sizes, decode(record, config.options, "configuration", "model.options"))
 
 
 def _build_users(config: ModelConfig, sizes: Sizes) -> nn.Module:

@@ -4,28 +4,32 @@ In: features, lengths, days. Out: class scores a step (`models/protocol.py`). At
 has 44,315,177 parameters. Initialised as there: identity day layers, orthogonal recurrent weights, Xavier elsewhere.
 """
 
-import msgspec
-import torch
+from typing import Annotated
+
+from msgspec import Meta
 from torch import Tensor, nn
 
-from xla_b2t.models.bias import add_bias
+from xla_b2t.config import AtLeastOne, Record
 from xla_b2t.models.day_affine import DayAffine
 from xla_b2t.models.dropout import dropout
 from xla_b2t.models.gru import GruStack
 from xla_b2t.models.patches import patch_steps, patch_steps_of, patches
 from xla_b2t.models.protocol import DecoderOutput, Sizes
+from xla_b2t.models.recognizer import class_scores, first_state, initialise
+
+DropoutRate = Annotated[float, Meta(ge=0, le=0.99)]
 
 
-class GruDecoderOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GruDecoderOptions(Record):
     """`[model.options]` of `gru_decoder`."""
 
-    patch_bins: int = 14
-    patch_stride: int = 4
-    hidden: int = 768
-    layers: int = 5
-    dropout: float = 0.4
+    patch_bins: AtLeastOne = 14
+    patch_stride: AtLeastOne = 4
+    hidden: AtLeastOne = 768
+    layers: AtLeastOne = 5
+    dropout: DropoutRate = 0.4
     """Between the recurrent layers."""
-    input_dropout: float = 0.2
+    input_dropout: DropoutRate = 0.2
     """After the day layer."""
     recompute: bool = False
     """Less memory for more time: the recurrent layers' gates are worked out again in the backward pass."""
@@ -49,14 +53,8 @@ class GruDecoder(nn.Module):
             options.kernel,
         )
         self.out = nn.Linear(options.hidden, sizes.num_classes)
-        self.h0 = nn.Parameter(torch.empty(1, 1, options.hidden))
-        for name, parameter in self.gru.named_parameters():
-            if name.startswith("weight_hh"):
-                nn.init.orthogonal_(parameter)
-            elif name.startswith("weight_ih"):
-                nn.init.xavier_uniform_(parameter)
-        nn.init.xavier_uniform_(self.out.weight)
-        nn.init.xavier_uniform_(self.h0)
+        initialise(self.gru, self.out)
+        self.h0 = first_state(options.hidden)
 
     def forward(self, features_BTC: Tensor, input_bins_B: Tensor, days_B: Tensor) -> DecoderOutput:
         """Decodes a batch; arguments and result as in `models.protocol.Decoder`."""
@@ -64,10 +62,9 @@ class GruDecoder(nn.Module):
         mapped_BTC = self.day(features_BTC, days_B)
         mapped_BTC = dropout(mapped_BTC, options.input_dropout, self.training)
         sequence_PBF = patches(mapped_BTC, options.patch_bins, options.patch_stride)
-        hidden_PBH = self.gru(sequence_PBF, self.h0)
-        logits_PBK = add_bias(hidden_PBH @ self.out.weight.t(), self.out.bias)
-        steps_B = patch_steps_of(input_bins_B, logits_PBK.shape[0], options.patch_bins, options.patch_stride)
-        return DecoderOutput(logits_PBK.transpose(0, 1), steps_B)
+        logits_BPK = class_scores(self.gru, self.h0, self.out, sequence_PBF)
+        steps_B = patch_steps_of(input_bins_B, sequence_PBF.shape[0], options.patch_bins, options.patch_stride)
+        return DecoderOutput(logits_BPK, steps_B)
 
     def output_steps(self, input_bins: int) -> int:
         """Steps that come out for a trial of `input_bins` bins, at least 1."""

@@ -15,9 +15,9 @@ from torch import nn
 from xla_b2t.config import Config
 from xla_b2t.errors import UserError
 from xla_b2t.models.augment import augment, smooth
-from xla_b2t.models.ctc import ctc_loss
 from xla_b2t.models.dtypes import DTYPES
-from xla_b2t.models.protocol import checked
+from xla_b2t.models.loss import trial_losses
+from xla_b2t.models.protocol import checked, scheduled_numbers
 from xla_b2t.training import optimizer
 from xla_b2t.xla.compile_guard import CompileGuard
 from xla_b2t.xla.device import set_noise, sync, to_device, to_host
@@ -113,11 +113,12 @@ class TrainStep:
             batches: the feed; one batch is taken for every micro-step.
 
         Raises:
-            UserError: the step compiled again, left the core, does not reach a parameter, or changes a buffer.
+            UserError: the step compiled again, left the core, does not reach a parameter, or changes a buffer; the
+                model breaks its protocol.
         """
         values = optimizer.controls(step, self._keep_totals, self._config.optimizer)
         self._keep_totals = True
-        (controls_N,) = to_device([torch.from_numpy(values)])
+        controls_N, *scheduled = to_device([torch.from_numpy(values), *scheduled_numbers(self.model, step)])
         is_split = self._config.train.accumulation > 1 or not self._world.reduces_in_graph
         pending: list[torch.Tensor] = []
         self.model.train()
@@ -125,7 +126,7 @@ class TrainStep:
             batch = next(batches)
             set_noise(self._config.run.seed, self._world.rank, step, micro_step)
             with self._guard.watch("train", bucket, f"features {tuple(batch.features_BTC.shape)}"):
-                pending = self._backward(batch)
+                pending = self._backward(batch, scheduled)
                 if not is_split:
                     self._apply(pending, controls_N)
                 sync()
@@ -176,9 +177,9 @@ class TrainStep:
                     "use LayerNorm or GroupNorm in place of BatchNorm, or set track_running_stats=False",
                 )
 
-    def _backward(self, batch: DeviceBatch) -> list[torch.Tensor]:
+    def _backward(self, batch: DeviceBatch, scheduled: list[torch.Tensor]) -> list[torch.Tensor]:
         """Gradients of the summed loss in float32, in the order of the slots, and last the (loss, trials) sums."""
-        loss = self._loss(batch)
+        loss = self._loss(batch, scheduled)
         loss.backward()
         gradients = []
         for slot in self._slots:
@@ -197,7 +198,7 @@ class TrainStep:
             total.add_(part)
         return self._accumulated
 
-    def _loss(self, batch: DeviceBatch) -> torch.Tensor:
+    def _loss(self, batch: DeviceBatch, scheduled: list[torch.Tensor]) -> torch.Tensor:
         settings = self._config.augment
         features_BTC, input_bins_B = augment(
             batch.features_BTC.to(DTYPES[self._config.model.dtype]),
@@ -207,12 +208,9 @@ class TrainStep:
             self.model.output_steps,
         )
         features_BTC = smooth(features_BTC, settings.smooth_sigma_bins)
-        output = checked(
-            self.model(features_BTC, input_bins_B, batch.days_B), features_BTC, self._num_classes, self.model
-        )
-        loss_B = ctc_loss(output.logits_BPK, batch.labels_BL, output.steps_B, batch.label_lengths_B)
-        if output.auxiliary_loss_B is not None:
-            loss_B = loss_B + output.auxiliary_loss_B.float()
+        output = self.model(features_BTC, input_bins_B, batch.days_B, *scheduled)
+        output = checked(output, features_BTC, self._num_classes, self.model)
+        loss_B = trial_losses(output, batch.labels_BL, batch.label_lengths_B)
         return torch.where(batch.valid_B, loss_B, torch.zeros_like(loss_B)).sum()
 
     @torch.no_grad()
