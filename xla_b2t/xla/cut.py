@@ -31,10 +31,15 @@ class Cut:
             -(-size // self.num_parts) if axis == self.axis else size for axis, size in enumerate(self.shape or (1,))
         )
 
+    @property
+    def filled_shape(self) -> tuple[int, ...]:
+        """Shape of the parts joined."""
+        return tuple(size * self.num_parts if axis == self.axis else size for axis, size in enumerate(self.part_shape))
+
     def fill(self, whole: torch.Tensor) -> torch.Tensor:
         """The whole with zeros at the end of the axis, so that the number of parts divides it."""
         whole = whole.reshape(self.shape or (1,))
-        missing = self.part_shape[self.axis] * self.num_parts - whole.shape[self.axis]
+        missing = self.filled_shape[self.axis] - whole.shape[self.axis]
         return pad(whole, [0, 0] * (whole.dim() - 1 - self.axis) + [0, missing]) if missing else whole
 
     def part(self, whole: torch.Tensor, index: int) -> torch.Tensor:

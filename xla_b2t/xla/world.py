@@ -137,10 +137,14 @@ class Graph(World):
         return parts, squares
 
     def all_gather(self, parts: list[torch.Tensor], cuts: list[Cut]) -> list[torch.Tensor]:
-        return [
-            cut.whole(xm.all_gather(part, cut.axis, groups=self.groups, pin_layout=False))
-            for part, cut in zip(parts, cuts, strict=True)
-        ]
+        wholes = []
+        for part, cut in zip(parts, cuts, strict=True):
+            filled = torch.empty(cut.filled_shape, dtype=part.dtype, device=part.device)
+            # Given an output, torch_xla puts it after the collective before it, as it does with the others; without one
+            # nothing says in which order the ranks are to gather.
+            xm.all_gather(part, cut.axis, groups=self.groups, output=filled, pin_layout=False)
+            wholes.append(cut.whole(filled))
+        return wholes
 
     def gather(self, parts: list[torch.Tensor], cuts: list[Cut]) -> list[torch.Tensor]:
         found = []
