@@ -103,6 +103,8 @@ class OptimizerConfig(Record):
     """Parameters whose name this expression finds are biases, unless they are day layers."""
     clip_norm: NotNegative = 10.0
     """Largest global norm of the gradient; 0 leaves it as it is."""
+    sharded: bool = False
+    """Each core holds its share of the float32 weights and moments, and not all of them: less memory, same numbers."""
 
     def __post_init__(self):
         for key, pattern in (("day_pattern", self.day_pattern), ("bias_pattern", self.bias_pattern)):

@@ -76,7 +76,7 @@ def test_check_of_stride_too_coarse_for_labels_counts_trials(groups):
 
 
 def test_check_of_resume_names_every_changed_key(groups, resumed):
-    check(load(groups, "train.steps=7", "run.cores=2", "validation.every=3"), 2, resumed)
+    check(load(groups, "train.steps=7", "run.cores=2", "validation.every=3", "optimizer.sharded=true"), 2, resumed)
     error = refusal(load(groups, "run.seed=4", "model.options.hidden=9", "optimizer.eps=0.2"), 2, resumed)
     assert "3 things must change" in error.what
     for text in ("run.seed: found 4", "model.options.hidden: found 9, expected 8", "optimizer.eps: found 0.2"):

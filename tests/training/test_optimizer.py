@@ -81,10 +81,9 @@ def test_update_over_steps_equals_torch_adamw(eps):
         optimizer.update(slots, gradients, controls, config)
     for slot in slots:
         torch.testing.assert_close(slot.master, theirs[slot.name].data, rtol=2e-5, atol=1e-6)
-        torch.testing.assert_close(slot.parameter, slot.master, rtol=0, atol=0)
 
 
-def test_update_with_bf16_parameters_moves_float32_masters():
+def test_update_by_less_than_bf16_resolves_moves_float32_masters():
     config = OptimizerConfig(
         rate=RateConfig(peak=1e-4, final=1e-4, warmup_steps=0, decay_steps=1), eps=1e-8, weight_decay=0.0
     )
@@ -96,12 +95,8 @@ def test_update_with_bf16_parameters_moves_float32_masters():
         )
     # 20 steps of 1e-4 are half a unit in the last place of bf16 at 1.0: bf16 alone would still be exactly 1.
     torch.testing.assert_close(slot.master, torch.full((3,), 1 - 20e-4), rtol=1e-5, atol=0)
-    assert slot.parameter.dtype == torch.bfloat16
-    torch.testing.assert_close(slot.parameter, slot.master.bfloat16(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("clip", "expected"), [(10.0, 1.0), (2.5, 0.5), (0.0, 1.0)])
 def test_clip_factor_of_norm_five_follows_limit(clip, expected):
-    norm, factor = optimizer.clip_factor([torch.tensor([3.0]), torch.tensor([[4.0]])], clip)
-    assert norm.item() == pytest.approx(5.0)
-    assert factor.item() == pytest.approx(expected, rel=1e-5)
+    assert optimizer.clip_factor(torch.tensor(5.0), clip).item() == pytest.approx(expected, rel=1e-5)

@@ -155,6 +155,15 @@ def test_run_resumed_equals_the_uninterrupted_one(groups, tmp_path):
         np.testing.assert_array_equal(weight, weights(tmp_path / "whole")[name], err_msg=name)
 
 
+def test_run_with_sharded_state_resumed_without_on_other_ranks_equals_the_uninterrupted_one(groups, alone, tmp_path):
+    train(groups, tmp_path / "run", cores=2, keys=["train.steps=3", "optimizer.sharded=true"])
+    summary = train(groups, tmp_path / "run", "--resume", cores=3)
+    assert (summary["resumed_from"], summary["steps"], summary["cores"]) == (3, 6, 3)
+    np.testing.assert_allclose(losses(tmp_path / "run"), losses(alone[0]), rtol=2e-5)
+    for name, weight in weights(tmp_path / "run").items():
+        np.testing.assert_allclose(weight, weights(alone[0])[name], rtol=1e-3, atol=2e-5, err_msg=name)
+
+
 def test_run_dir_that_holds_a_run_is_not_overwritten(groups, alone, tmp_path):
     shutil.copytree(alone[0], tmp_path / "run")
     refused = command(groups, tmp_path / "run", keys=["train.steps=1"])

@@ -3,7 +3,7 @@
 The threads stand in for the cores of a TPU host. On the CPU client of XLA their collectives meet only if the threads
 trace and start each step one after the other, and if the client runs what it is given at once and has enough threads.
 
-Usage: thread_ranks.py CONFIG NUM_RANKS OUTPUT. OUTPUT gets a list: what each rank found.
+Usage: thread_ranks.py CONFIG NUM_RANKS OUTPUT [KEY=VALUE ...]. OUTPUT gets a list: what each rank found.
 """
 
 import os
@@ -29,10 +29,10 @@ from xla_b2t.data.schedule import Schedule, deal
 from xla_b2t.models.build import build_model
 from xla_b2t.models.protocol import Sizes
 from xla_b2t.training.step import TrainStep
+from xla_b2t.xla import world as worlds
 from xla_b2t.xla.compile_guard import CompileGuard
-from xla_b2t.xla.device import to_device
+from xla_b2t.xla.device import to_device, to_host
 from xla_b2t.xla.feed import DeviceBatch, as_tensors
-from xla_b2t.xla.world import Graph
 
 one_at_a_time = threading.Lock()
 found = {}
@@ -47,17 +47,36 @@ class InTurn(CompileGuard):
             yield
 
 
+class InStep(worlds.Graph):
+    """Starts no graph before all ranks have started the one before it, for which starting would wait with the lock."""
+
+    def gather(self, parts, cuts):
+        found = []
+        for part, cut in zip(parts, cuts, strict=True):
+            found += super().gather([part], [cut])
+            everyone.wait()
+        return found
+
+
+@contextmanager
+def may_compile_in_turn():
+    """The same for graphs outside a step."""
+    with one_at_a_time, may_compile():
+        yield
+
+
 def run_rank(ordinal, config, output):
     """One rank."""
     group_set = open_group_set(config.data.dir)
-    world = Graph()
+    world = InStep()
     assert (world.rank, world.size) == (ordinal, int(sys.argv[2]))
     plan = plan_batches(config, group_set.group_size, world.size)
     schedule = Schedule("epochs", group_set.splits["train"], config.run.seed, plan.groups_per_update)
     guard = InTurn()
     sizes = Sizes(group_set.num_features, len(group_set.sessions), group_set.num_classes)
     step = TrainStep(build_model(config.model, sizes, seed=config.run.seed), sizes.num_classes, config, world, guard)
-    found[ordinal] = {"initial": step.weights()}
+    held = sum(getattr(slot, column).numel() for slot in step._slots for column in ("master", "moment1", "moment2"))
+    found[ordinal] = {"held": held, "initial": parameters(step.model)}
     losses = []
     with GroupReader(group_set, "train") as reader:
         for number in range(config.train.steps):
@@ -68,15 +87,25 @@ def run_rank(ordinal, config, output):
             everyone.wait()
             losses.append(step.totals().mean_loss)
     counts = guard.compiles, guard.compiles_after_warmup, guard.host_fallbacks
-    found[ordinal] |= {"losses": losses, "weights": step.weights(), "counts": counts}
+    found[ordinal] |= {"losses": losses, "final": parameters(step.model), "counts": counts}
+    state = step.state()
+    assert (state is None) == (world.rank != 0)
+    found[ordinal] |= {"state": state and vars(state)}
     everyone.wait()
     if world.rank == 0:
         torch.save([found[rank] for rank in range(world.size)], output)
 
 
+def parameters(model):
+    """What this rank computes with, by name."""
+    named = dict(model.named_parameters())
+    return dict(zip(named, to_host([parameter.detach() for parameter in named.values()]), strict=True))
+
+
 if __name__ == "__main__":
+    may_compile, worlds.may_compile = worlds.may_compile, may_compile_in_turn
     everyone = threading.Barrier(int(sys.argv[2]))
     assert torch_xla.runtime.device_type() == "CPU"
     # What each process of `xmp.spawn` does with its devices.
-    target = pjrt._SpawnFn(run_rank, configuration.load(sys.argv[1]), sys.argv[3])
+    target = pjrt._SpawnFn(run_rank, configuration.load(sys.argv[1], sys.argv[4:]), sys.argv[3])
     pjrt._run_thread_per_device(0, 1, target, pjrt.initialize_multiprocess)

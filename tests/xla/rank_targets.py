@@ -24,9 +24,25 @@ def write_sums(world, folder):
     sync()
     on_core = [tensor.tolist() for tensor in to_host(reduced)]
     on_host = world.sum(np.array([1.0, world.rank])).tolist()
-    gathered = world.gather(10 * world.rank).tolist()
-    agreed = [world.agree(world.rank == world.size - 1), world.agree(False)]
-    Path(folder, f"{world.rank}.txt").write_text(repr((on_core, on_host, gathered, agreed)))
+    Path(folder, f"{world.rank}.txt").write_text(repr((on_core, on_host)))
+
+
+def write_parts(world, folder):
+    """Cuts sums into parts, joins the parts in two ways, and writes what each rank got."""
+    import torch
+
+    from xla_b2t.xla.cut import cut_evenly
+    from xla_b2t.xla.device import to_device, to_host
+
+    wholes = [torch.arange(14.0).reshape(2, 7), torch.tensor(3.0), torch.ones(6, 2)]
+    cuts = [cut_evenly(tuple(whole.shape), world.size) for whole in wholes]
+    parts, squares = world.reduce_scatter(to_device([whole * (world.rank + 1) for whole in wholes]), cuts)
+    shapes = [tuple(part.shape) for part in parts]
+    on_host = [whole.tolist() for whole in world.gather(parts, cuts)]
+    mixed = [parts[0].bfloat16(), *parts[1:]]
+    joined = to_host([*world.all_gather(mixed, cuts), squares])
+    found = shapes, on_host, [str(whole.dtype) for whole in joined], [whole.tolist() for whole in joined]
+    Path(folder, f"{world.rank}.txt").write_text(repr(found))
 
 
 def fail_on_rank_one(world, how):

@@ -1,7 +1,8 @@
 """Whether a run may go on under another configuration.
 
 A resumed run is to equal the uninterrupted one, so what the weights and the order of trials depend on must not change.
-The number of cores may, as long as the global batch stays: the schedule deals the same groups.
+The number of cores may, as long as the global batch stays: the schedule deals the same groups. So may how the state
+is spread over them.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from xla_b2t.audit.findings import Finding
 from xla_b2t.config import Config
 
 MAY_CHANGE = (
-    "run.dir", "run.cores", "data.dir", "data.prefetch_batches",
+    "run.dir", "run.cores", "data.dir", "data.prefetch_batches", "optimizer.sharded",
     "train.steps", "train.batch_size", "train.global_batch", "train.accumulation", "train.log_every",
     "train.checkpoint_every", "validation.every", "validation.split", "validation.batch_size",
 )  # fmt: skip

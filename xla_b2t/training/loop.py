@@ -25,7 +25,7 @@ from xla_b2t.training.checkpoint import Checkpoint, CheckpointFolder, load_file
 from xla_b2t.training.clock import RunClock
 from xla_b2t.training.events import EventLog
 from xla_b2t.training.progress import Progress
-from xla_b2t.training.step import Totals, TrainStep
+from xla_b2t.training.step import Totals, TrainStep, initial_state
 from xla_b2t.training.summary import Course, write_summary
 from xla_b2t.training.validation import validate
 from xla_b2t.training.weights import start_from
@@ -92,8 +92,9 @@ class _Run:
         model = build_model(config.model, sizes, seed=config.run.seed)
         if job.init_from and not resumed:
             start_from(model, job.init_from, self.group_set.sessions, config.data.dir)
-        self.step = TrainStep(model, sizes.num_classes, config, world, self.guard, resumed.state if resumed else None)
-        check_same_weights(self.step.weights(), world)
+        state = resumed.state if resumed else initial_state(model)
+        check_same_weights(state.weights, world)
+        self.step = TrainStep(model, sizes.num_classes, config, world, self.guard, state)
         self.decoder = SplitDecoder(
             model,
             sizes.num_classes,
@@ -190,13 +191,15 @@ class _Run:
         return self.course.validated(result.per, result.per_by_day)
 
     def _save(self, is_best: bool, val_per: float | None) -> None:
-        if self.events is None or self.progress is None:
-            return  # rank 0 writes; if it cannot, its error ends all ranks
-        self.progress.phase("save")
+        if self.progress:
+            self.progress.phase("save")
         with self.clock.phase("checkpoint"):
+            state = self.step.state()
+            if state is None or self.events is None:
+                return  # rank 0 writes; if it cannot, its error ends all ranks
             checkpoint = Checkpoint(
                 step=self.step_number,
-                state=self.step.state(),
+                state=state,
                 config=configuration.dumps(self.config),
                 conversion=self.group_set.conversion,
                 global_batch=self.plan.global_batch,

@@ -60,7 +60,7 @@ def controls(step: int, keep_totals: bool, config: OptimizerConfig) -> np.ndarra
 
 @dataclass(frozen=True)
 class Slot:
-    """One parameter on the core with its state.
+    """One parameter on the core with its state, or with this rank's part of its state.
 
     Attributes:
         name: its name in the model.
@@ -78,19 +78,17 @@ class Slot:
     moment2: torch.Tensor
 
 
-def clip_factor(gradients: list[torch.Tensor], clip_norm: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The global norm of float32 gradients and the factor that brings it down to `clip_norm`; both 0-d, not read."""
-    norm = torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
-    factor = torch.clamp(clip_norm / (norm + 1e-6), max=1.0) if clip_norm > 0 else torch.ones_like(norm)
-    return norm, factor
+def clip_factor(norm: torch.Tensor, clip_norm: float) -> torch.Tensor:
+    """The factor that brings a gradient of the global norm down to `clip_norm`; 0 clips nothing. Both 0-d, not read."""
+    return torch.clamp(clip_norm / (norm + 1e-6), max=1.0) if clip_norm > 0 else torch.ones_like(norm)
 
 
 def update(slots: list[Slot], gradients: list[torch.Tensor], controls_N: torch.Tensor, config: OptimizerConfig) -> None:
-    """One AdamW update in place: moments, masters, and the parameters as the masters' rounding.
+    """One AdamW update of moments and masters, in place. The parameters are left to follow, as the masters' rounding.
 
     Args:
         slots: every trained parameter.
-        gradients: float32, clipped, in the order of the slots.
+        gradients: float32, clipped, in the order and the shapes of the masters.
         controls_N: (NUM_CONTROLS,) float32 from `controls`, on the core.
         config: betas, eps, weight decays.
     """
@@ -107,4 +105,3 @@ def update(slots: list[Slot], gradients: list[torch.Tensor], controls_N: torch.T
         root = slot.moment2.sqrt() / correction2_root + config.eps
         step = slot.moment1 / (root * correction1) + slot.master * decay[slot.kind]
         slot.master.sub_(step * rate[slot.kind])
-        slot.parameter.copy_(slot.master)

@@ -19,6 +19,7 @@ from xla_b2t.models.dtypes import DTYPES
 from xla_b2t.models.loss import trial_losses
 from xla_b2t.models.protocol import checked, scheduled_numbers
 from xla_b2t.training import optimizer
+from xla_b2t.training.sharding import Sharding
 from xla_b2t.xla.compile_guard import CompileGuard
 from xla_b2t.xla.device import set_noise, sync, to_device, to_host
 from xla_b2t.xla.feed import DeviceBatch
@@ -97,8 +98,10 @@ class TrainStep:
         state = state or initial_state(model)
         self._fixed = state.fixed
         place_weights(model, DTYPES[config.model.dtype], state, place)
-        self._slots = _place_optimizer(model, config, state, place)
-        accumulated = [slot.master.shape for slot in self._slots] + [(2,)] if config.train.accumulation > 1 else []
+        shapes = [tuple(weight.shape) for weight in state.weights.values()]
+        self._sharding = Sharding(shapes, config.optimizer.sharded, world)
+        self._slots = _place_optimizer(model, config, state, self._sharding, place)
+        accumulated = [*shapes, (2,)] if config.train.accumulation > 1 else []
         self._accumulated = place([torch.zeros(shape) for shape in accumulated])
         (self._totals,) = place([torch.zeros(4)])
         self._keep_totals = False
@@ -138,10 +141,10 @@ class TrainStep:
             self._has_run = True
             self._refuse_changed_buffers()
 
-    def trace(self, batch: DeviceBatch, controls_N: torch.Tensor) -> None:
+    def trace(self, batch: DeviceBatch, controls_N: torch.Tensor, scheduled: list[torch.Tensor]) -> None:
         """An update without accumulation, traced and not run: what `xla/trace.py` turns into a program."""
         self.model.train()
-        self._apply(self._backward(batch), controls_N)
+        self._apply(self._backward(batch, scheduled), controls_N)
 
     def tensors(self) -> list[torch.Tensor]:
         """Everything on the core that an update changes."""
@@ -154,17 +157,25 @@ class TrainStep:
         self._keep_totals = False
         return Totals(*to_host([self._totals])[0].tolist())
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        """Copies the float32 masters to the host, which waits for the core."""
-        host = to_host([slot.master for slot in self._slots])
-        return {slot.name: master for slot, master in zip(self._slots, host, strict=True)}
+    def weights(self) -> dict[str, torch.Tensor] | None:
+        """Copies the float32 masters to the host of rank 0; as `state`."""
+        return self._collected("master")
 
-    def state(self) -> TrainState:
-        """Copies the state to the host, which waits for the core."""
-        names = [slot.name for slot in self._slots]
-        columns = (to_host([getattr(slot, column) for slot in self._slots]) for column in ("moment1", "moment2"))
-        moment1, moment2 = (dict(zip(names, column, strict=True)) for column in columns)
-        return TrainState(self.weights(), moment1, moment2, self._fixed)
+    def state(self) -> TrainState | None:
+        """Copies the state to the host of rank 0, which waits for the core; None on the others.
+
+        All ranks must call this together: each may hold a part.
+        """
+        weights, moment1, moment2 = map(self._collected, ("master", "moment1", "moment2"))
+        if weights is None or moment1 is None or moment2 is None:
+            return None
+        return TrainState(weights, moment1, moment2, self._fixed)
+
+    def _collected(self, column: str) -> dict[str, torch.Tensor] | None:
+        wholes = self._sharding.collect([getattr(slot, column) for slot in self._slots])
+        if self._world.rank != 0:
+            return None
+        return {slot.name: whole for slot, whole in zip(self._slots, wholes, strict=True)}
 
     def _refuse_changed_buffers(self) -> None:
         """Statistics kept in a buffer would be each rank's own, and rounded to bf16 at every step."""
@@ -215,15 +226,19 @@ class TrainStep:
 
     @torch.no_grad()
     def _apply(self, pending: list[torch.Tensor], controls_N: torch.Tensor) -> None:
-        *gradients, sums = self._world.all_reduce(pending)
+        *gradients, sums = pending
+        gradients, squares, sums = self._sharding.reduce(gradients, sums)
         scale = 1.0 / torch.clamp(sums[1], min=1.0)
-        gradients = [gradient * scale for gradient in gradients]
-        norm, factor = optimizer.clip_factor(gradients, self._config.optimizer.clip_norm)
-        optimizer.update(self._slots, [gradient * factor for gradient in gradients], controls_N, self._config.optimizer)
+        norm = squares.sqrt() * scale
+        scale = scale * optimizer.clip_factor(norm, self._config.optimizer.clip_norm)
+        optimizer.update(self._slots, [gradient * scale for gradient in gradients], controls_N, self._config.optimizer)
         news = torch.stack([sums[0], sums[1], norm, torch.ones_like(norm)])
         self._totals.mul_(controls_N[optimizer.KEEP_TOTALS]).add_(news)
         for total in self._accumulated:
             total.zero_()
+        rounded = [slot.master.to(slot.parameter.dtype) for slot in self._slots]
+        for slot, whole in zip(self._slots, self._sharding.spread(rounded), strict=True):
+            slot.parameter.copy_(whole)
 
 
 def initial_state(model: nn.Module) -> TrainState:
@@ -261,11 +276,14 @@ def place_weights(model: nn.Module, dtype: torch.dtype, state: TrainState, place
             module._buffers[name] = None if tensor is None else placed[id(tensor)]
 
 
-def _place_optimizer(model: nn.Module, config: Config, state: TrainState, place: Place) -> list[optimizer.Slot]:
+def _place_optimizer(
+    model: nn.Module, config: Config, state: TrainState, sharding: Sharding, place: Place
+) -> list[optimizer.Slot]:
     """Masters are the weights themselves, not their rounding to the model's dtype."""
     placed = dict(model.named_parameters())
     names = list(state.weights)
-    columns = [place([column[name] for name in names]) for column in (state.weights, state.moment1, state.moment2)]
+    wholes = ([column[name] for name in names] for column in (state.weights, state.moment1, state.moment2))
+    columns = [place(sharding.held(tensors)) for tensors in wholes]
     return [
         optimizer.Slot(name, optimizer.kind_of(name, config.optimizer), placed[name], *tensors)
         for name, *tensors in zip(names, *columns, strict=True)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from xla_b2t.config import Config
+from xla_b2t.models.protocol import scheduled_numbers
 from xla_b2t.training import optimizer
 from xla_b2t.training.step import TrainStep
 from xla_b2t.xla.compile_guard import CompileGuard
@@ -42,8 +43,9 @@ def trace_train_step(model: nn.Module, num_classes: int, config: Config, num_ran
     with no_execution(), tracing_for_tpu():
         step = TrainStep(model, num_classes, config, TracedWorld(num_ranks), CompileGuard(), place=placeholders)
         inputs = DeviceBatch(*placeholders(list(batch)))
-        (controls_N,) = placeholders([torch.empty(optimizer.NUM_CONTROLS, device="meta")])
-        return trace(step.tensors(), lambda: step.trace(inputs, controls_N))
+        numbers = [torch.empty(optimizer.NUM_CONTROLS, device="meta"), *scheduled_numbers(model, 0)]
+        controls_N, *scheduled = placeholders(numbers)
+        return trace(step.tensors(), lambda: step.trace(inputs, controls_N, scheduled))
 
 
 def blank_batch(trials: int, bins: int, features: int, labels: int) -> DeviceBatch:

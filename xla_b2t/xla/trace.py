@@ -10,9 +10,8 @@ from contextlib import contextmanager
 import torch
 import torch_xla
 import torch_xla.core.xla_builder as xb
-import torch_xla.core.xla_model as xm
 
-from xla_b2t.xla.world import World
+from xla_b2t.xla.world import Graph
 
 
 def placeholders(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -35,51 +34,34 @@ def trace(state: Sequence[torch.Tensor], step: Callable[[], Sequence[torch.Tenso
     """Traces one step.
 
     Args:
-        state: XLA tensors that the step may change in place. Those that it changes are outputs of the program, and
-            their old buffers are donated to the new values, as torch_xla does when it runs a step.
+        state: placeholders that the step changes in place. They are the first outputs of the program, and their old
+            buffers are donated to the new values, as torch_xla does when it runs a step.
         step: traces the step; what it returns, if anything, are outputs besides.
 
     Returns:
         A serialised HloModuleProto.
     """
-    before = [_data_of(tensor) for tensor in state]
-    results = list(step() or ())
-    changed = [i for i, tensor in enumerate(state) if _data_of(tensor) is not before[i]]
+    # Tensors of their own on the same data: an in-place operation changes the ones at hand.
+    before = [torch_xla._XLAC._get_tensors_xla_device_data_node([tensor])[1][0] for tensor in state]
+    outputs = [*state, *(step() or ())]
     context = torch_xla._XLAC.lowering.LoweringContext("step")
     context.set_name_string("step")
-    outputs = [*(state[i] for i in changed), *results]
     context.build(outputs)
-    parameters = [context.tensor_parameter_id(before[i]) for i in changed]
+    parameters = [context.tensor_parameter_id(tensor) for tensor in before]
     aliases = [(output, parameter) for output, parameter in enumerate(parameters) if parameter >= 0]
     return context.hlo() + _alias_config(aliases, is_tuple=len(outputs) > 1)
 
 
-class TracedWorld(World):
-    """A rank among so many, for tracing: the reductions are instructions of the graph, as on a TPU.
+class TracedWorld(Graph):
+    """A rank among so many, for tracing: the collectives are instructions of the graph, as on a TPU.
 
-    torch_xla leaves a reduction out of the graph of a single process unless `XLA_ALWAYS_ALLREDUCE=1` was set before it
-    was imported; the constructor insists on it.
+    torch_xla leaves them out of the graph of a single process unless `XLA_ALWAYS_ALLREDUCE=1` was set before it was
+    imported.
     """
 
-    kind = "tpu"
-    rank = 0
-    reduces_in_graph = True
-
     def __init__(self, size: int):
-        self.size = size
-
-    def all_reduce(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        if self.size > 1:
-            xm.all_reduce(xm.REDUCE_SUM, tensors, groups=[list(range(self.size))])
-        return tensors
-
-    def sum(self, values, exact=True):
-        raise AssertionError("a traced world has no values")
-
-
-def _data_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor beneath torch's functionalization; an in-place operation puts another in its place."""
-    return torch._from_functional_tensor(tensor) if torch._is_functional_tensor(tensor) else tensor
+        self.rank, self.size, self.kind = 0, size, "tpu"
+        self.groups = [list(range(size))]
 
 
 def _alias_config(aliases: Sequence[tuple[int, int]], is_tuple: bool) -> bytes:
