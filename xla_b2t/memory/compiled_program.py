@@ -8,6 +8,7 @@ with. Operations without an estimate are given the time their bytes take to pass
 only rename a value, or run beside others (asynchronous copies), are given none.
 """
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ _OPCODE = re.compile(r" ([a-z][a-z0-9\-]*)\(")
 _SHAPE = re.compile(r"(pred|bf16|[fsuc]\d+)\[([\d,]*)\]")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_FLOPS = re.compile(r'"cost_estimate":\{[^}]*"flops":"?(\d+)"?')
+_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->")
 _SOURCE = re.compile(r'source_file="([^"]*)".*?source_line=(\d+)')
 _NAME = re.compile(r"%([\w.\-]+)")
 _BYTES = {"pred": 1, "bf16": 2}
@@ -177,6 +180,50 @@ def num_bytes(shape: str) -> int:
             count *= int(dimension) if dimension else 1
         total += count * (_BYTES.get(kind) or int(re.search(r"\d+", kind).group()) // 8)
     return total
+
+
+def flops(program: Program, found: list[Cost]) -> float:
+    """Operations of all matmuls and kernels, a multiplication and an addition counted as two, loops by their trips."""
+    return sum(cost.times * _flops_of(program, cost.instruction) for cost in found)
+
+
+def _flops_of(program: Program, instruction: Instruction) -> float:
+    estimate = _FLOPS.search(instruction.text)
+    if estimate:
+        return int(estimate.group(1))
+    called = re.search(r"calls=%?([\w.\-]+)", instruction.text)
+    inside = program.computations[called.group(1)] if called else [instruction]
+    shapes = {one.name: one.shape for one in inside}
+    total = 0.0
+    for one in inside:
+        if one.opcode == "fusion" and called:
+            total += _flops_of(program, one)
+        if one.opcode != "convolution":
+            continue
+        total += 2.0 * math.prod(_dimensions(one.shape)) * _products(one, shapes)
+    return total
+
+
+def _products(matmul: Instruction, shapes: dict[str, str]) -> int:
+    """Products that one output of a convolution sums up, which is what the compiler turns every matmul into.
+
+    The axis `i` is summed, and each spatial axis as far as its window meets data: a batch of matmuls is a spatial axis
+    spread so thin that a window meets one value of it.
+    """
+    left_labels, right_labels = _LABELS.search(matmul.text).groups()
+    left, right = (_dimensions(shapes[name]) for name in matmul.operands[:2])
+    described = re.search(r"window=\{([^}]*)\}", matmul.text)
+    window = dict(re.findall(r"(\w+)=([\dx_]+)", described.group(1) if described else ""))
+    total = right[right_labels.index("i")]
+    for axis, size in enumerate(window.get("size", "").split("x")):
+        if size:
+            spread = int(window["lhs_dilate"].split("x")[axis]) if "lhs_dilate" in window else 1
+            total *= min(-(-int(size) // spread), left[left_labels.index(str(axis))])
+    return total
+
+
+def _dimensions(shape: str) -> list[int]:
+    return [int(size) for size in _SHAPE.search(shape).group(2).split(",") if size]
 
 
 def by_source(found: list[Cost]) -> list[tuple[str, float]]:

@@ -4,11 +4,8 @@ In: a sequence with its steps first, and first hidden states. Out: the hidden st
 the names, shapes and gate order (reset, update, new) of `torch.nn.GRU`, so published weights load as they are.
 
 What differs from autograd through a scan, and why:
-- Everything that does not depend on the previous step is one matmul or one fused pass over all steps, outside the
-  loops: the input projection, the gates' derivatives, every weight gradient. Autograd through a scan stacks one weight
-  gradient a time step, gigabytes at real sizes.
-- Given the gates, the gradient's recursion is linear in the incoming gradient. So the derivatives are worked out before
-  the backward loop, which is left with a product, a matmul and a sum.
+- Every matmul that does not depend on the previous step is one over all steps, outside the loops: the input projection,
+  every weight gradient. Autograd through a scan stacks one weight gradient a time step, gigabytes at real sizes.
 - On a TPU the two loops are kernels that keep the recurrent weights on the chip (`xla/gru_kernel.py`), where they fit.
 - What is kept for the backward pass is four values a state. With `recompute` nothing but the states is kept, and two
   matmuls over all steps bring the rest back.
@@ -145,40 +142,27 @@ class _GruLayer(torch.autograd.Function):
             x_PBF, previous_PBH = again((x_PBF, previous_PBH))
             gates = _gates(_project(x_PBF, w_ih, b_ih, b_hh), previous_PBH @ w_hh.t(), b_hh[2 * size :])
             kept_PBI = torch.cat(gates, dim=2)
+        first_BH = h0.expand(h_PBH.shape[1], size)
         if ctx.kernel:
-            first_BH = h0.expand(h_PBH.shape[1], size)
-            gradients = gru_kernel.backward(grad_PBH, h_PBH, first_BH, kept_PBI, w_hh)
-            g_input_PBG, g_recurrent_PBG, d_h0_BH, sums = gradients
-            sums_I = sum_rows(sums)
-            sum_recurrent, sum_input = sums_I[: 3 * size], torch.cat([sums_I[: 2 * size], sums_I[3 * size :]])
+            g_PBG, g_last_PBH, d_h0_BH, sums = gru_kernel.backward(grad_PBH, h_PBH, first_BH, kept_PBI, w_hh)
+            sums_I = sum_rows(sums).to(b_hh.dtype)
         else:
-            g_input_PBG, g_recurrent_PBG, d_h0_BH = _all_steps_back(grad_PBH, previous_PBH, kept_PBI, w_hh)
-            sum_recurrent, sum_input = sum_rows(g_recurrent_PBG), sum_rows(g_input_PBG)
+            xs = (grad_PBH, previous_PBH, kept_PBI)
+            (d_h0_BH,), (g_PBG, g_last_PBH) = scan(_step_back, (torch.zeros_like(first_BH),), xs, (w_hh,), reverse=True)
+            sums_I = torch.cat([sum_rows(part).to(b_hh.dtype) for part in (g_PBG, g_last_PBH)])
         # From here on nothing is sequential.
-        d_x = g_input_PBG @ w_ih if ctx.needs_input_grad[0] else None
+        d_x = g_PBG @ w_ih if ctx.needs_input_grad[0] else None
         d_h0_BH = d_h0_BH if h0.shape[0] == d_h0_BH.shape[0] else sum_rows(d_h0_BH)
-        d_h0 = d_h0_BH.to(h0.dtype).view(h0.shape)
-        d_w_ih = g_input_PBG.flatten(0, 1).t() @ x_PBF.flatten(0, 1)
-        d_w_hh = g_recurrent_PBG.flatten(0, 1).t() @ previous_PBH.flatten(0, 1)
-        return d_x, d_h0, d_w_ih, d_w_hh, sum_input.to(b_ih.dtype), sum_recurrent.to(b_hh.dtype), None, None
+        d_w_ih = _outer(g_PBG, x_PBF)
+        # The recurrent products of reset and update get the same gradient as the projected inputs.
+        d_w_hh = torch.cat([_outer(g_PBG[:, :, : 2 * size], previous_PBH), _outer(g_last_PBH, previous_PBH)])
+        d_b_hh = torch.cat([sums_I[: 2 * size], sums_I[3 * size :]])
+        return d_x, d_h0_BH.to(h0.dtype).view(h0.shape), d_w_ih, d_w_hh, sums_I[: 3 * size], d_b_hh, None, None
 
 
-def _all_steps_back(
-    grad_PBH: Tensor, previous_PBH: Tensor, kept_PBI: Tensor, w_hh: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients with respect to the input projection, the recurrent products and the first state, as a loop."""
-    size = grad_PBH.shape[2]
-    reset, update, new, recurrent_new = (kept_PBI[:, :, i * size : (i + 1) * size] for i in range(4))
-    # Derivatives of the new state with respect to the gates' arguments. That of `new` is what the input projection
-    # sees; the recurrent one sees it through the reset gate.
-    d_new = (1 - update) * (1 - new * new)
-    d_update = (previous_PBH - new) * update * (1 - update)
-    d_reset = d_new * recurrent_new * reset * (1 - reset)
-    slopes_PBG = torch.cat([d_reset, d_update, d_new * reset], dim=2)
-    first = torch.zeros_like(grad_PBH[0])
-    (d_h0_BH,), (g_PBH,) = scan(_step_back, (first,), (grad_PBH, update, slopes_PBG), (w_hh,), reverse=True)
-    g_recurrent_PBG = torch.cat([g_PBH, g_PBH, g_PBH], dim=2) * slopes_PBG
-    return torch.cat([g_recurrent_PBG[:, :, : 2 * size], g_PBH * d_new], dim=2), g_recurrent_PBG, d_h0_BH
+def _outer(left_PBM: Tensor, right_PBN: Tensor) -> Tensor:
+    """(M, N): products summed over steps and trials."""
+    return left_PBM.flatten(0, 1).t() @ right_PBN.flatten(0, 1)
 
 
 def _project(x_PBF: Tensor, w_ih: Tensor, b_ih: Tensor, b_hh: Tensor) -> Tensor:
@@ -217,6 +201,14 @@ def _step_keeping(carry: Tensors, x: Tensors, constants: Tensors) -> tuple[Tenso
 
 
 def _step_back(carry: Tensors, x: Tensors, constants: Tensors) -> tuple[Tensors, Tensors]:
-    grad_BH, update, slopes_BG = x
+    """Gradients of a step: with respect to the projected inputs, and to the recurrent product of `new`."""
+    grad_BH, previous_BH, kept_BI = x
+    size = grad_BH.shape[1]
+    reset, update, new, recurrent_new = (kept_BI[:, i * size : (i + 1) * size] for i in range(4))
     g_BH = carry[0] + grad_BH
-    return (g_BH * update + torch.cat([g_BH, g_BH, g_BH], dim=1) * slopes_BG @ constants[0],), (g_BH,)
+    g_new = g_BH * (1 - update) * (1 - new * new)
+    g_update = g_BH * (previous_BH - new) * update * (1 - update)
+    g_reset = g_new * recurrent_new * reset * (1 - reset)
+    g_last = g_new * reset
+    back_BH = g_BH * update + torch.cat([g_reset, g_update, g_last], dim=1) @ constants[0]
+    return (back_BH,), (torch.cat([g_reset, g_update, g_new], dim=1), g_last)

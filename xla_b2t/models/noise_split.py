@@ -12,6 +12,8 @@ In: features, lengths, days. Out: class scores a step and the auxiliary head (`m
 days and 41 classes it has 687,568,466 parameters.
 """
 
+from functools import partial
+
 from torch import Tensor, nn
 
 from xla_b2t.config import AtLeastOne, NotNegative, Positive, Record, ZeroOrMore
@@ -51,17 +53,20 @@ class NoiseSplitOptions(Record):
     """Updates before the strength begins to rise from 0."""
     reversal_ramp_steps: ZeroOrMore = 10_000
     """Updates of the rise."""
+    recompute: bool = False
+    kernel: bool = True
+    """Both as in `gru_decoder`, for the recurrent layers of all three networks."""
 
 
 class Recognizer(nn.Module):
     """A speech network: recurrent layers over patches, and class scores."""
 
-    def __init__(self, num_inputs: int, hidden: int, layers: int, dropout: float, num_classes: int):
+    def __init__(self, gru: GruStack, num_classes: int):
         super().__init__()
-        self.gru = GruStack(num_inputs, hidden, layers, dropout)
-        self.out = nn.Linear(hidden, num_classes)
+        self.gru = gru
+        self.out = nn.Linear(gru.hidden, num_classes)
         initialise(self.gru, self.out)
-        self.h0 = first_state(hidden)
+        self.h0 = first_state(gru.hidden)
 
     def forward(self, sequence_PBF: Tensor) -> Tensor:
         """logits_BPK."""
@@ -75,14 +80,15 @@ class NoiseSplit(nn.Module):
         super().__init__()
         self.options = options
         width, hidden, classes = options.patch_bins * sizes.num_features, options.hidden, sizes.num_classes
+        stack = partial(GruStack, dropout=options.dropout, recompute=options.recompute, kernel=options.kernel)
         self.noise_day = DayAffine(sizes.num_days, sizes.num_features)
         # Left as GruStack draws it. Orthogonal weights have the same variance, 1 / (3 hidden); to find them takes a QR
         # decomposition of a (21504, 7168) matrix a layer, on every rank.
-        self.noise_gru = GruStack(width, width, options.noise_layers, options.dropout)
+        self.noise_gru = stack(width, width, options.noise_layers)
         self.noise_h0 = first_state(width)
         self.clean_day = DayAffine(sizes.num_days, sizes.num_features)
-        self.clean = Recognizer(width, hidden, options.clean_layers, options.dropout, classes)
-        self.noisy = Recognizer(width, hidden, options.noisy_layers, options.dropout, classes)
+        self.clean = Recognizer(stack(width, hidden, options.clean_layers), classes)
+        self.noisy = Recognizer(stack(width, hidden, options.noisy_layers), classes)
 
     def forward(
         self, features_BTC: Tensor, input_bins_B: Tensor, days_B: Tensor, scheduled_N: Tensor | None = None

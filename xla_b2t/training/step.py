@@ -270,8 +270,9 @@ def place_weights(model: nn.Module, dtype: torch.dtype, state: TrainState, place
         if isinstance(tensor, nn.Parameter)
     }
     for module in model.modules():
-        for name, tensor in module._parameters.items():
-            module._parameters[name] = None if tensor is None else parameters[id(tensor)]
+        for name, tensor in list(module._parameters.items()):
+            if tensor is not None:
+                setattr(module, name, parameters[id(tensor)])  # torch.nn.GRU keeps a list of its own in step
         for name, tensor in module._buffers.items():
             module._buffers[name] = None if tensor is None else placed[id(tensor)]
 

@@ -76,8 +76,8 @@ def backward(
         w_GH: recurrent weights.
 
     Returns:
-        The gradients with respect to projected_PBG; to the recurrent products, (P, B, G); to first_BH, float32; and
-        (8, 4 H) float32, whose column sums are those of the recurrent products' gradients and of `new`'s of projected.
+        The gradients with respect to projected_PBG; to the recurrent products of `new`, (P, B, H); to first_BH,
+        float32; and (8, 4 H) float32, whose column sums are the sums of the first two over steps and trials.
     """
     return tpu_kernel.call(_backward, [grad_PBH, hidden_PBH, first_BH, kept_PBI, w_GH])
 
@@ -149,7 +149,7 @@ def _backward(grad: Any, hidden: Any, first: Any, kept: Any, weights: Any, inter
 
     steps, trials, size = grad.shape
 
-    def kernel(grad_ref, previous_ref, first_ref, kept_ref, w_ref, in_ref, rec_ref, first_out_ref, sum_ref, carry_ref):
+    def kernel(grad_ref, previous_ref, first_ref, kept_ref, w_ref, in_ref, last_ref, first_out_ref, sum_ref, carry_ref):
         turn = pl.program_id(0)
 
         @pl.when(turn == 0)
@@ -164,14 +164,14 @@ def _backward(grad: Any, hidden: Any, first: Any, kept: Any, weights: Any, inter
         g_new = g * (1 - update) * (1 - new * new)
         g_update = g * (previous - new) * update * (1 - update)
         g_reset = g_new * recurrent_new * reset * (1 - reset)
-        recurrent = jnp.concatenate([g_reset, g_update, g_new * reset], axis=1)
-        rounded = recurrent.astype(grad.dtype)
-        rec_ref[0] = rounded
-        in_ref[0, :, : 2 * size] = rounded[:, : 2 * size]
-        in_ref[0, :, 2 * size :] = g_new.astype(grad.dtype)
-        rows = jnp.concatenate([recurrent, g_new], axis=1)
+        g_last = g_new * reset
+        for place, value in enumerate((g_reset, g_update, g_new)):
+            in_ref[0, :, place * size : (place + 1) * size] = value.astype(grad.dtype)
+        last_ref[0] = g_last.astype(grad.dtype)
+        rows = jnp.concatenate([g_reset, g_update, g_new, g_last], axis=1)
         sum_ref[...] += rows.reshape(-1, _ROWS, 4 * size).sum(axis=0)
-        carry_ref[...] = g * update + jnp.dot(rounded, w_ref[...], preferred_element_type=jnp.float32)
+        products = jnp.concatenate([g_reset, g_update, g_last], axis=1).astype(grad.dtype)
+        carry_ref[...] = g * update + jnp.dot(products, w_ref[...], preferred_element_type=jnp.float32)
 
         @pl.when(turn == steps - 1)
         def _():
@@ -184,7 +184,7 @@ def _backward(grad: Any, hidden: Any, first: Any, kept: Any, weights: Any, inter
 
     outputs = [
         jax.ShapeDtypeStruct((steps, trials, 3 * size), grad.dtype),
-        jax.ShapeDtypeStruct((steps, trials, 3 * size), grad.dtype),
+        jax.ShapeDtypeStruct(grad.shape, grad.dtype),
         jax.ShapeDtypeStruct((trials, size), jnp.float32),
         jax.ShapeDtypeStruct((_ROWS, 4 * size), jnp.float32),
     ]
@@ -200,7 +200,7 @@ def _backward(grad: Any, hidden: Any, first: Any, kept: Any, weights: Any, inter
         ],
         out_specs=[
             pl.BlockSpec((1, trials, 3 * size), back),
-            pl.BlockSpec((1, trials, 3 * size), back),
+            pl.BlockSpec((1, trials, size), back),
             pl.BlockSpec((trials, size), fixed),
             pl.BlockSpec((_ROWS, 4 * size), fixed),
         ],
