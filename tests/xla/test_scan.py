@@ -77,6 +77,18 @@ def test_scan_of_xla_tensors_is_one_loop_without_wide_integers(on_xla):
     assert not re.findall(r"\b[suf]64\[", text)
 
 
+def test_scan_in_bfloat16_on_cpu_writes_rows_into_stacks_of_bits(on_xla):
+    carry, xs, constants = sample(torch.bfloat16, steps=50)
+
+    def run(state, count, rows, active, weight):
+        return scan(cell, (state, count), (rows, active), (weight,))[1]
+
+    (states, products), text = on_xla(run, *carry, *xs, *constants)
+    assert (states.dtype, products.dtype) == (torch.bfloat16, torch.bfloat16)
+    written = re.findall(r"= (\w+)\[50,3,4\]\S* dynamic-update-slice\(", text)
+    assert written == ["u16", "u16"]
+
+
 def test_scan_of_the_same_shapes_again_uses_the_loop_that_was_built(xla_device):
     xs = torch.ones(5, 2, device=xla_device)
     scan(first_only_step, (xs[0],), (xs,))

@@ -63,23 +63,31 @@ def _scan_xla(step: Step, carry: Tensors, xs: Tensors, constants: Tensors, rever
     import torch_xla
 
     groups = (carry, xs, constants)
-    key = (step, reverse, tuple(tuple((t.shape, t.dtype) for t in group) for group in groups))
+    is_for_cpu = _is_for_cpu()
+    key = (step, reverse, is_for_cpu, tuple(tuple((t.shape, t.dtype) for t in group) for group in groups))
     with _building:
         if key not in _loops:
-            _loops[key] = _build_loop(step, carry, xs, constants, reverse)
+            _loops[key] = _build_loop(step, carry, xs, constants, reverse, is_for_cpu)
     outputs = torch_xla._XLAC._xla_user_computation("xla::scan", [*carry, *xs, *constants], _loops[key])
     return tuple(outputs[: len(carry)]), tuple(outputs[len(carry) :])
 
 
-def _build_loop(step: Step, carry: Tensors, xs: Tensors, constants: Tensors, reverse: bool) -> Any:
-    """The loop as one computation: (carry, xs, constants) -> (carry, ys)."""
+def _build_loop(step: Step, carry: Tensors, xs: Tensors, constants: Tensors, reverse: bool, is_for_cpu: bool) -> Any:
+    """The loop as one computation: (carry, xs, constants) -> (carry, ys).
+
+    XLA:CPU has no bfloat16 of its own. To write one row into a bfloat16 stack it converts the whole stack to float32
+    and back, at every step, so that the time of a loop grows with the square of its length. There the stacks hold the
+    bits as integers, and become numbers again after the loop.
+    """
     import torch_xla.core.xla_builder as xb
 
     length = xs[0].shape[0]
     body, body_inputs, ys_like = _lower_step(step, carry, xs, constants)
     builder = xb.create_builder("scan")
     inputs = [xb.mkparam(builder, i, xb.tensor_shape(t)) for i, t in enumerate((*carry, *xs, *constants))]
-    stacks = [xb.Op.zero(builder, xb.Op.from_torch_type(y.dtype)).broadcast((length, *y.shape)) for y in ys_like]
+    kinds = [xb.Op.from_torch_type(y.dtype) for y in ys_like]
+    kept = [xb.Type.U16 if is_for_cpu and kind == xb.Type.BF16 else kind for kind in kinds]
+    stacks = [xb.Op.zero(builder, kind).broadcast((length, *y.shape)) for kind, y in zip(kept, ys_like, strict=True)]
     first_x, first_constant, first_stack = len(carry), len(carry) + len(xs), len(inputs)
 
     def scalar(value: int) -> Any:
@@ -102,13 +110,23 @@ def _build_loop(step: Step, carry: Tensors, xs: Tensors, constants: Tensors, rev
             state[i] = result.get_tuple_element(i)
         for i in range(len(stacks)):
             y = result.get_tuple_element(len(carry) + i).broadcast([1])
+            y = y if kept[i] == kinds[i] else y.bitcast(kept[i])
             place = [index] + [number(0)] * (y.shape().rank - 1)
             state[first_stack + i] = state[first_stack + i].dynamic_update_slice(y, place)
         return (counter + number(1), *state)
 
     loop = xb.Op.mkwhile([scalar(0), *inputs, *stacks], again, turn)
-    kept = [*range(1, 1 + len(carry)), *range(1 + first_stack, 1 + first_stack + len(stacks))]
-    return xb.Op.tuple([loop.get_tuple_element(i) for i in kept]).build("scan")
+    last = [loop.get_tuple_element(1 + i) for i in range(len(carry))]
+    ys = [loop.get_tuple_element(1 + first_stack + i) for i in range(len(stacks))]
+    ys = [y if kept[i] == kinds[i] else y.bitcast(kinds[i]) for i, y in enumerate(ys)]
+    return xb.Op.tuple([*last, *ys]).build("scan")
+
+
+def _is_for_cpu() -> bool:
+    """Whether XLA:CPU will run what is traced."""
+    from torch_xla import runtime
+
+    return runtime.device_type() == "CPU"
 
 
 def _slice(sequence: Any, index: Any) -> Any:
