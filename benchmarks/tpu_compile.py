@@ -30,12 +30,10 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 BASELINE, THREE = CONFIGS / "gru_baseline.toml", CONFIGS / "noise_split_687m.toml"
 CONTESTANTS = {
     "ours": (BASELINE, []),
-    "ours, recompute": (BASELINE, ["model.options.recompute=true"]),
     "ours, loop, no kernel": (BASELINE, ["model.options.kernel=false"]),
     "torch_xla nn.GRU": (BASELINE, []),
     "plain autograd scan": (BASELINE, []),
     "noise_split": (THREE, []),
-    "noise_split, recompute": (THREE, ["model.options.recompute=true"]),
     "noise_split, torch_xla nn.GRU": (THREE, []),
 }
 GRU_OF = {"torch_xla nn.GRU": "torch_xla", "noise_split, torch_xla nn.GRU": "torch_xla", "plain autograd scan": "scan"}
@@ -179,8 +177,8 @@ def scheduled_cycles(text: str, batch: int, bins: int) -> dict[bool, float]:
     import torch
 
     from xla_b2t.xla import gru_kernel
+    from xla_b2t.xla.target import tracing_for_tpu
     from xla_b2t.xla.tpu_compiler import compile_program
-    from xla_b2t.xla.tpu_kernel import tracing_for_tpu
     from xla_b2t.xla.trace import no_execution, placeholders
     from xla_b2t.xla.trace import trace as trace_program
 

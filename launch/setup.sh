@@ -90,9 +90,13 @@ else
     echo "Bringing .venv in step with setup.cfg and launch/constraints.txt." >&2
 fi
 
+# The TPU's compiler judges programs on any machine, and has wheels for 3.11 and 3.12 only.
+extras=dev
+case $(examine "$VENV/bin/python") in 3.11 | 3.12) extras+=,tpu-compiler ;; esac
+
 rm -f "$STAMP"
 touch "$UNFINISHED"
-PIP_DISABLE_PIP_VERSION_CHECK=1 "$VENV/bin/python" -m pip install -qq -c launch/constraints.txt -e '.[dev]' ||
+PIP_DISABLE_PIP_VERSION_CHECK=1 "$VENV/bin/python" -m pip install -qq -c launch/constraints.txt -e ".[$extras]" ||
     fail "pip could not install the packages (its reason stands above)" "$PWD/$VENV" \
         "mend that, then make again: it begins anew"
 rm -f "$UNFINISHED"

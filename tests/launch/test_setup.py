@@ -73,9 +73,16 @@ def test_setup_in_a_fresh_clone_says_one_line_and_installs(clone):
         "Setting up .venv with Python 3.12.9: torch and torch_xla take a few minutes and 7 GB, once.\n"
     )
     assert done.stdout == ""
-    assert "python -m pip install -qq -c launch/constraints.txt -e .[dev]" in clone.asked()
+    assert "python -m pip install -qq -c launch/constraints.txt -e .[dev,tpu-compiler]\n" in clone.asked()
     assert clone.stamp.exists()
     assert not clone.unfinished.exists()
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.13"])
+def test_setup_leaves_the_tpu_compiler_out_where_it_has_no_wheels(clone, version):
+    clone.add_python("python3", version)
+    assert clone.set_up().returncode == 0
+    assert "python -m pip install -qq -c launch/constraints.txt -e .[dev]\n" in clone.asked()
 
 
 def test_setup_again_is_silent_and_asks_pip_nothing(clone):

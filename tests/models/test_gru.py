@@ -1,6 +1,5 @@
 """The GRU stack against PyTorch's own: output and gradients, three dtypes, plain tensors and an XLA graph."""
 
-import functools
 import re
 
 import pytest
@@ -32,12 +31,12 @@ def gradients(outputs, *leaves):
     return torch.autograd.grad((outputs * weight).sum(), leaves)
 
 
-def run_ours(x, first, *weights, recompute=False):
+def run_ours(x, first, *weights):
     """Layer by layer, as a function of plain tensors."""
     leaves = [tensor.requires_grad_() for tensor in (x, first, *weights)]
     for layer in range(len(weights) // 4):
         initial = first[layer] if first.shape[0] > 1 else first.squeeze(0)
-        x = gru_layer(x, initial, *weights[4 * layer : 4 * layer + 4], recompute=recompute)
+        x = gru_layer(x, initial, *weights[4 * layer : 4 * layer + 4])
     return [x, *gradients(x, *leaves)]
 
 
@@ -55,22 +54,20 @@ def assert_relatively_close(found, expected, tolerance):
 
 @pytest.mark.parametrize("first_shape", [(1, 1, HIDDEN), (LAYERS, 1, HIDDEN), (LAYERS, TRIALS, HIDDEN)])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-@pytest.mark.parametrize("recompute", [False, True])
-def test_gru_output_and_gradients_equal_torch(dtype, tolerance, first_shape, recompute):
+def test_gru_output_and_gradients_equal_torch(dtype, tolerance, first_shape):
     _, theirs = stacks(dtype)
     x, first = sample(dtype, first_shape)
     expected = run_theirs(theirs, x.clone(), first.clone())
-    found = run_ours(x, first, *(parameter.detach() for parameter in theirs.parameters()), recompute=recompute)
+    found = run_ours(x, first, *(parameter.detach() for parameter in theirs.parameters()))
     for one, other in zip(found, expected, strict=True):
         assert_relatively_close(one, other, tolerance)
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-def test_gru_in_an_xla_graph_equals_torch_without_leaving_it(on_xla, recompute):
+def test_gru_in_an_xla_graph_equals_torch_without_leaving_it(on_xla):
     _, theirs = stacks(torch.float32, layers=2)
     x, first = sample(torch.float32, (1, 1, HIDDEN))
     expected = run_theirs(theirs, x.clone(), first.clone())
-    found, text = on_xla(functools.partial(run_ours, recompute=recompute), x, first, *theirs.parameters())
+    found, text = on_xla(run_ours, x, first, *theirs.parameters())
     for one, other in zip(found, expected, strict=True):
         assert_relatively_close(one, other, 1e-5)
     assert text.count(" while(") == 4

@@ -127,6 +127,20 @@ def test_step_keeps_tied_weights_tied(xla_device):
     assert [name for name in step.weights() if "weight" in name] == ["extra.first.weight", "head.weight"]
 
 
+def test_step_places_parameters_where_torch_gru_finds_them(xla_device):
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru = nn.GRU(FEATURES, FEATURES)
+
+        def forward(self, x):
+            return self.gru(x.transpose(0, 1))[0].transpose(0, 1)
+
+    model = Small(extra=Recurrent())
+    run(make(model, "model.dtype=bfloat16"))
+    assert {weight.dtype for weight in model.extra.gru._flat_weights} == {torch.bfloat16}
+
+
 class Normed(nn.Module):
     """Keeps running statistics."""
 

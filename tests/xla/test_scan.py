@@ -116,3 +116,25 @@ def test_scan_with_a_number_that_is_no_argument_says_so(xla_device):
 def test_scan_of_sequences_of_two_lengths_is_refused():
     with pytest.raises(AssertionError, match="one common length"):
         scan(first_only_step, (torch.zeros(2),), (torch.zeros(3, 2), torch.zeros(4, 2)))
+
+
+def running_step(carry, x, constants):
+    (total,) = carry
+    now, before = x
+    return (total + now * before,), (total + before,)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_scan_hands_the_slice_before_to_a_step(on_xla, reverse):
+    first, start = torch.tensor([10.0, 20.0]), torch.zeros(2)
+    rows = torch.arange(8.0).view(4, 2)
+
+    def run(start, rows, first):
+        carry, ys = scan(running_step, (start,), (rows, rows), reverse=reverse, before_last_x=first)
+        return [*carry, *ys]
+
+    laid_out = torch.cat([first[None], rows[:-1]])
+    carry, ys = scan(running_step, (start,), (rows, laid_out), reverse=reverse)
+    for found in (run(start, rows, first), on_xla(run, start, rows, first)[0]):
+        for one, other in zip(found, (*carry, *ys), strict=True):
+            assert torch.equal(one, other)

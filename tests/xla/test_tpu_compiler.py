@@ -6,8 +6,8 @@ import torch
 from xla_b2t.errors import UserError
 from xla_b2t.memory import compiled_program
 from xla_b2t.xla import gru_kernel, tpu_compiler
+from xla_b2t.xla.target import tracing_for_tpu
 from xla_b2t.xla.tpu_compiler import compile_program
-from xla_b2t.xla.tpu_kernel import tracing_for_tpu
 from xla_b2t.xla.trace import no_execution, placeholders, trace
 
 pytest.importorskip("libtpu", reason="the TPU's compiler has wheels for CPython 3.11 and 3.12")

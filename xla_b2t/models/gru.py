@@ -7,8 +7,8 @@ What differs from autograd through a scan, and why:
 - Every matmul that does not depend on the previous step is one over all steps, outside the loops: the input projection,
   every weight gradient. Autograd through a scan stacks one weight gradient a time step, gigabytes at real sizes.
 - On a TPU the two loops are kernels that keep the recurrent weights on the chip (`xla/gru_kernel.py`), where they fit.
-- What is kept for the backward pass is four values a state. With `recompute` nothing but the states is kept, and two
-  matmuls over all steps bring the rest back.
+- What is kept for the backward pass is the state and four values a state. Working those out again, by two matmuls over
+  all steps, takes more memory at its worst moment, and more time (docs/LOG.md).
 - bfloat16 in gives bfloat16 throughout; matmuls over time and trials accumulate in float32 inside the matrix unit, and
   biases and a shared first state are summed in float32.
 """
@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from xla_b2t.models.bias import sum_rows
 from xla_b2t.models.dropout import dropout
 from xla_b2t.xla import gru_kernel
-from xla_b2t.xla.recompute import again
 from xla_b2t.xla.scan import Tensors, scan
 
 
@@ -33,7 +32,6 @@ class GruStack(nn.Module):
         hidden: H, width of every layer.
         layers: how many.
         dropout: probability that a value between two layers is dropped in training.
-        recompute: less memory for more time: work the gates out again in the backward pass instead of keeping them.
         kernel: on a TPU, use the kernels where they fit.
     """
 
@@ -43,11 +41,9 @@ class GruStack(nn.Module):
         hidden: int,
         layers: int,
         dropout: float = 0.0,
-        recompute: bool = False,
         kernel: bool = True,
     ):
         super().__init__()
-        self.recompute = recompute
         self.kernel = kernel
         self.hidden = hidden
         self.layers = layers
@@ -84,7 +80,7 @@ class GruStack(nn.Module):
                 sequence = dropout(sequence, self.dropout, self.training)
             initial_BH = initial_LBH[layer] if initial_LBH.shape[0] > 1 else initial_LBH.squeeze(0)
             weights = (getattr(self, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
-            sequence = gru_layer(sequence, initial_BH, *weights, self.recompute, self.kernel)
+            sequence = gru_layer(sequence, initial_BH, *weights, self.kernel)
         return sequence
 
 
@@ -95,7 +91,6 @@ def gru_layer(
     weight_hh: Tensor,
     bias_ih: Tensor,
     bias_hh: Tensor,
-    recompute: bool = False,
     kernel: bool = True,
 ) -> Tensor:
     """One layer.
@@ -104,65 +99,62 @@ def gru_layer(
         inputs_PBF: the sequence, steps first.
         initial_BH: first hidden state; one row stands for every trial.
         weight_ih, weight_hh, bias_ih, bias_hh: (3H, F), (3H, H), (3H,), (3H,); gates in the order reset, update, new.
-        recompute, kernel: as in `GruStack`.
+        kernel: as in `GruStack`.
 
     Returns:
         hidden_PBH.
     """
-    return _GruLayer.apply(inputs_PBF, initial_BH, weight_ih, weight_hh, bias_ih, bias_hh, recompute, kernel)
+    return _GruLayer.apply(inputs_PBF, initial_BH, weight_ih, weight_hh, bias_ih, bias_hh, kernel)
 
 
 class _GruLayer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_PBF: Tensor, h0: Tensor, *rest: Any) -> Tensor:
-        w_ih, w_hh, b_ih, b_hh, recompute, kernel = rest
+        w_ih, w_hh, b_ih, b_hh, kernel = rest
         projected_PBG = _project(x_PBF, w_ih, b_ih, b_hh)
         size = w_hh.shape[1]
         first_BH = h0.expand(x_PBF.shape[1], size)
         constants = (w_hh.t(), b_hh[2 * size :])
-        trains = any(ctx.needs_input_grad)
-        keep = trains and not recompute
+        keep = any(ctx.needs_input_grad)
         ctx.kernel = kernel and gru_kernel.fits(projected_PBG)
         if ctx.kernel:
             h_PBH, *kept = gru_kernel.forward(projected_PBG, first_BH, *constants, keep=keep)
         else:
             _, (h_PBH, *kept) = scan(_step_keeping if keep else _step, (first_BH,), (projected_PBG,), constants)
-        if trains:
-            ctx.save_for_backward(x_PBF, h0, w_ih, w_hh, b_ih, b_hh, h_PBH, *kept)
+        if keep:
+            ctx.save_for_backward(x_PBF, h0, w_ih, w_hh, h_PBH, *kept)
         return h_PBH
 
     @staticmethod
     def backward(ctx: Any, grad_PBH: Tensor) -> tuple[Tensor | None, ...]:
-        x_PBF, h0, w_ih, w_hh, b_ih, b_hh, h_PBH, *kept = ctx.saved_tensors
-        previous_PBH = torch.cat([h0.expand(1, *h_PBH.shape[1:]), h_PBH[:-1]])
+        x_PBF, h0, w_ih, w_hh, h_PBH, kept_PBI = ctx.saved_tensors
         size = h_PBH.shape[2]
-        if kept:
-            (kept_PBI,) = kept
-        else:
-            x_PBF, previous_PBH = again((x_PBF, previous_PBH))
-            gates = _gates(_project(x_PBF, w_ih, b_ih, b_hh), previous_PBH @ w_hh.t(), b_hh[2 * size :])
-            kept_PBI = torch.cat(gates, dim=2)
         first_BH = h0.expand(h_PBH.shape[1], size)
         if ctx.kernel:
             g_PBG, g_last_PBH, d_h0_BH, sums = gru_kernel.backward(grad_PBH, h_PBH, first_BH, kept_PBI, w_hh)
-            sums_I = sum_rows(sums).to(b_hh.dtype)
+            sums_I = sum_rows(sums).to(w_hh.dtype)
         else:
-            xs = (grad_PBH, previous_PBH, kept_PBI)
-            (d_h0_BH,), (g_PBG, g_last_PBH) = scan(_step_back, (torch.zeros_like(first_BH),), xs, (w_hh,), reverse=True)
-            sums_I = torch.cat([sum_rows(part).to(b_hh.dtype) for part in (g_PBG, g_last_PBH)])
+            carry, xs = (torch.zeros_like(first_BH),), (grad_PBH, kept_PBI, h_PBH)
+            (d_h0_BH,), (g_PBG, g_last_PBH) = scan(_step_back, carry, xs, (w_hh,), reverse=True, before_last_x=first_BH)
+            sums_I = torch.cat([sum_rows(part).to(w_hh.dtype) for part in (g_PBG, g_last_PBH)])
         # From here on nothing is sequential.
         d_x = g_PBG @ w_ih if ctx.needs_input_grad[0] else None
         d_h0_BH = d_h0_BH if h0.shape[0] == d_h0_BH.shape[0] else sum_rows(d_h0_BH)
         d_w_ih = _outer(g_PBG, x_PBF)
         # The recurrent products of reset and update get the same gradient as the projected inputs.
-        d_w_hh = torch.cat([_outer(g_PBG[:, :, : 2 * size], previous_PBH), _outer(g_last_PBH, previous_PBH)])
+        d_w_hh = torch.cat([_with_previous(part, h_PBH, first_BH) for part in (g_PBG[:, :, : 2 * size], g_last_PBH)])
         d_b_hh = torch.cat([sums_I[: 2 * size], sums_I[3 * size :]])
-        return d_x, d_h0_BH.to(h0.dtype).view(h0.shape), d_w_ih, d_w_hh, sums_I[: 3 * size], d_b_hh, None, None
+        return d_x, d_h0_BH.to(h0.dtype).view(h0.shape), d_w_ih, d_w_hh, sums_I[: 3 * size], d_b_hh, None
 
 
 def _outer(left_PBM: Tensor, right_PBN: Tensor) -> Tensor:
     """(M, N): products summed over steps and trials."""
     return left_PBM.flatten(0, 1).t() @ right_PBN.flatten(0, 1)
+
+
+def _with_previous(gradient_PBM: Tensor, h_PBH: Tensor, first_BH: Tensor) -> Tensor:
+    """(M, H): as `_outer` with the state before each step, which is never laid out as a stack of its own."""
+    return _outer(gradient_PBM[1:], h_PBH[:-1]) + gradient_PBM[0].t() @ first_BH
 
 
 def _project(x_PBF: Tensor, w_ih: Tensor, b_ih: Tensor, b_hh: Tensor) -> Tensor:
@@ -202,7 +194,7 @@ def _step_keeping(carry: Tensors, x: Tensors, constants: Tensors) -> tuple[Tenso
 
 def _step_back(carry: Tensors, x: Tensors, constants: Tensors) -> tuple[Tensors, Tensors]:
     """Gradients of a step: with respect to the projected inputs, and to the recurrent product of `new`."""
-    grad_BH, previous_BH, kept_BI = x
+    grad_BH, kept_BI, previous_BH = x
     size = grad_BH.shape[1]
     reset, update, new, recurrent_new = (kept_BI[:, i * size : (i + 1) * size] for i in range(4))
     g_BH = carry[0] + grad_BH

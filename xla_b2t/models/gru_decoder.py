@@ -31,8 +31,6 @@ class GruDecoderOptions(Record):
     """Between the recurrent layers."""
     input_dropout: DropoutRate = 0.2
     """After the day layer."""
-    recompute: bool = False
-    """Less memory for more time: the recurrent layers' gates are worked out again in the backward pass."""
     kernel: bool = True
     """On a TPU, run the recurrence as a kernel that keeps its weights on the chip, where they fit."""
 
@@ -49,7 +47,6 @@ class GruDecoder(nn.Module):
             options.hidden,
             options.layers,
             options.dropout,
-            options.recompute,
             options.kernel,
         )
         self.out = nn.Linear(options.hidden, sizes.num_classes)

@@ -53,9 +53,8 @@ class NoiseSplitOptions(Record):
     """Updates before the strength begins to rise from 0."""
     reversal_ramp_steps: ZeroOrMore = 10_000
     """Updates of the rise."""
-    recompute: bool = False
     kernel: bool = True
-    """Both as in `gru_decoder`, for the recurrent layers of all three networks."""
+    """As in `gru_decoder`; the noise network of the published sizes is too wide for it."""
 
 
 class Recognizer(nn.Module):
@@ -80,7 +79,7 @@ class NoiseSplit(nn.Module):
         super().__init__()
         self.options = options
         width, hidden, classes = options.patch_bins * sizes.num_features, options.hidden, sizes.num_classes
-        stack = partial(GruStack, dropout=options.dropout, recompute=options.recompute, kernel=options.kernel)
+        stack = partial(GruStack, dropout=options.dropout, kernel=options.kernel)
         self.noise_day = DayAffine(sizes.num_days, sizes.num_features)
         # Left as GruStack draws it. Orthogonal weights have the same variance, 1 / (3 hidden); to find them takes a QR
         # decomposition of a (21504, 7168) matrix a layer, on every rank.

@@ -15,7 +15,7 @@ from xla_b2t.training import optimizer
 from xla_b2t.training.step import TrainStep
 from xla_b2t.xla.compile_guard import CompileGuard
 from xla_b2t.xla.feed import DeviceBatch
-from xla_b2t.xla.tpu_kernel import tracing_for_tpu
+from xla_b2t.xla.target import tracing_for_tpu
 from xla_b2t.xla.trace import TracedWorld, no_execution, placeholders, trace
 
 # Read by torch_xla when it is imported: reductions stay in the graph of a single process, and operations know the

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xla_b2t.xla.target import target
+
 Tensors = tuple[Tensor, ...]
 Step = Callable[[Tensors, Tensors, Tensors], tuple[Tensors, Tensors]]
 
@@ -27,7 +29,12 @@ _building = threading.Lock()
 
 
 def scan(
-    step: Step, carry: Tensors, xs: Tensors, constants: Tensors = (), reverse: bool = False
+    step: Step,
+    carry: Tensors,
+    xs: Tensors,
+    constants: Tensors = (),
+    reverse: bool = False,
+    before_last_x: Tensor | None = None,
 ) -> tuple[Tensors, Tensors]:
     """Applies `step` along the leading axis of `xs`.
 
@@ -39,41 +46,53 @@ def scan(
         xs: sequences with one common leading axis, at least 1 long; `step` gets a slice of each.
         constants: handed to every step unchanged.
         reverse: from the last slice to the first. Outputs keep the place of the slice they belong to.
+        before_last_x: if given, of the last sequence a step gets the slice one place before its own, and this at place
+            0. The shifted sequence is not laid out.
 
     Returns:
         The last carry, and for each `y` the outputs of all steps stacked on a new leading axis.
     """
     assert xs and all(x.shape[0] == xs[0].shape[0] for x in xs), "sequences of one common length are needed"
+    edge = () if before_last_x is None else (before_last_x,)
     with torch.no_grad():
         if xs[0].device.type == "xla":
-            return _scan_xla(step, carry, xs, constants, reverse)
-        return _scan_plain(step, carry, xs, constants, reverse)
+            return _scan_xla(step, carry, xs, constants, edge, reverse)
+        return _scan_plain(step, carry, xs, constants, edge, reverse)
 
 
-def _scan_plain(step: Step, carry: Tensors, xs: Tensors, constants: Tensors, reverse: bool) -> tuple[Tensors, Tensors]:
+def _scan_plain(
+    step: Step, carry: Tensors, xs: Tensors, constants: Tensors, edge: Tensors, reverse: bool
+) -> tuple[Tensors, Tensors]:
     length = xs[0].shape[0]
     rows: list[Tensors] = [()] * length
-    slices = list(zip(*(x.unbind(0) for x in xs), strict=True))
+    columns = [x.unbind(0) for x in xs]
+    if edge:
+        columns[-1] = (*edge, *columns[-1][:-1])
+    slices = list(zip(*columns, strict=True))
     for index in reversed(range(length)) if reverse else range(length):
         carry, rows[index] = step(carry, slices[index], constants)
     return carry, tuple(torch.stack(column) for column in zip(*rows, strict=True))
 
 
-def _scan_xla(step: Step, carry: Tensors, xs: Tensors, constants: Tensors, reverse: bool) -> tuple[Tensors, Tensors]:
+def _scan_xla(
+    step: Step, carry: Tensors, xs: Tensors, constants: Tensors, edge: Tensors, reverse: bool
+) -> tuple[Tensors, Tensors]:
     import torch_xla
 
-    groups = (carry, xs, constants)
-    is_for_cpu = _is_for_cpu()
+    groups = (carry, xs, constants, edge)
+    is_for_cpu = target() == "CPU"
     key = (step, reverse, is_for_cpu, tuple(tuple((t.shape, t.dtype) for t in group) for group in groups))
     with _building:
         if key not in _loops:
-            _loops[key] = _build_loop(step, carry, xs, constants, reverse, is_for_cpu)
-    outputs = torch_xla._XLAC._xla_user_computation("xla::scan", [*carry, *xs, *constants], _loops[key])
+            _loops[key] = _build_loop(step, *groups, reverse, is_for_cpu)
+    outputs = torch_xla._XLAC._xla_user_computation("xla::scan", [*carry, *xs, *constants, *edge], _loops[key])
     return tuple(outputs[: len(carry)]), tuple(outputs[len(carry) :])
 
 
-def _build_loop(step: Step, carry: Tensors, xs: Tensors, constants: Tensors, reverse: bool, is_for_cpu: bool) -> Any:
-    """The loop as one computation: (carry, xs, constants) -> (carry, ys).
+def _build_loop(
+    step: Step, carry: Tensors, xs: Tensors, constants: Tensors, edge: Tensors, reverse: bool, is_for_cpu: bool
+) -> Any:
+    """The loop as one computation: (carry, xs, constants, edge) -> (carry, ys).
 
     XLA:CPU has no bfloat16 of its own. To write one row into a bfloat16 stack it converts the whole stack to float32
     and back, at every step, so that the time of a loop grows with the square of its length. There the stacks hold the
@@ -84,7 +103,7 @@ def _build_loop(step: Step, carry: Tensors, xs: Tensors, constants: Tensors, rev
     length = xs[0].shape[0]
     body, body_inputs, ys_like = _lower_step(step, carry, xs, constants)
     builder = xb.create_builder("scan")
-    inputs = [xb.mkparam(builder, i, xb.tensor_shape(t)) for i, t in enumerate((*carry, *xs, *constants))]
+    inputs = [xb.mkparam(builder, i, xb.tensor_shape(t)) for i, t in enumerate((*carry, *xs, *constants, *edge))]
     kinds = [xb.Op.from_torch_type(y.dtype) for y in ys_like]
     kept = [xb.Type.U16 if is_for_cpu and kind == xb.Type.BF16 else kind for kind in kinds]
     stacks = [xb.Op.zero(builder, kind).broadcast((length, *y.shape)) for kind, y in zip(kept, ys_like, strict=True)]
@@ -105,6 +124,9 @@ def _build_loop(step: Step, carry: Tensors, xs: Tensors, constants: Tensors, rev
         values = state[:first_stack]
         for i in range(first_x, first_constant):
             values[i] = _slice(state[i], index)
+        if edge:
+            before = _slice(state[first_constant - 1], (index - number(1)).max(number(0)))
+            values[first_constant - 1] = (index > number(0)).select(before, values[-1])
         result = xb.Op.call(body, [values[i] for i in body_inputs])
         for i in range(len(carry)):
             state[i] = result.get_tuple_element(i)
@@ -120,13 +142,6 @@ def _build_loop(step: Step, carry: Tensors, xs: Tensors, constants: Tensors, rev
     ys = [loop.get_tuple_element(1 + first_stack + i) for i in range(len(stacks))]
     ys = [y if kept[i] == kinds[i] else y.bitcast(kinds[i]) for i, y in enumerate(ys)]
     return xb.Op.tuple([*last, *ys]).build("scan")
-
-
-def _is_for_cpu() -> bool:
-    """Whether XLA:CPU will run what is traced."""
-    from torch_xla import runtime
-
-    return runtime.device_type() == "CPU"
 
 
 def _slice(sequence: Any, index: Any) -> Any:

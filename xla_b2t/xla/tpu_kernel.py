@@ -7,37 +7,21 @@ machine; it never touches a device. Needs JAX (the extras `tpu` and `tpu-compile
 import importlib.util
 import re
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-_tracing_for_tpu: ContextVar[bool] = ContextVar("tracing_for_tpu", default=False)
+from xla_b2t.xla.target import target
 
 # Kernels already written down, by function, shapes and dtypes: pure values, the same whoever writes them.
 _written: dict[Any, tuple[str, list[tuple[int, ...]], list[torch.dtype]]] = {}
 _writing = threading.Lock()
 
 
-@contextmanager
-def tracing_for_tpu() -> Iterator[None]:
-    """What is traced meanwhile is meant for a TPU, whatever this machine has: kernels are part of it."""
-    token = _tracing_for_tpu.set(True)
-    try:
-        yield
-    finally:
-        _tracing_for_tpu.reset(token)
-
-
 def kernels_run(tensor: torch.Tensor) -> bool:
     """True where a kernel can be used: an XLA tensor of a graph that a TPU will run, and JAX is installed."""
-    if tensor.device.type != "xla" or importlib.util.find_spec("jax") is None:
-        return False
-    from torch_xla import runtime
-
-    return _tracing_for_tpu.get() or runtime.device_type() == "TPU"
+    return tensor.device.type == "xla" and target() == "TPU" and importlib.util.find_spec("jax") is not None
 
 
 def call(kernel: Callable[..., Any], tensors: list[torch.Tensor], **options: Any) -> list[torch.Tensor]:
