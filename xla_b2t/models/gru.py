@@ -18,10 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from xla_b2t.errors import UserError
 from xla_b2t.models.bias import sum_rows
 from xla_b2t.models.dropout import dropout
 from xla_b2t.xla import gru_kernel
+from xla_b2t.xla.compile_guard import may_compile
+from xla_b2t.xla.device import sync, to_device, to_host
 from xla_b2t.xla.scan import Tensors, scan
+
+_KERNEL_TOLERANCE = 0.03
+"""Relative, of whole tensors: bfloat16 keeps 8 bits, and the loop rounds more often than the kernel."""
 
 
 class GruStack(nn.Module):
@@ -105,6 +111,43 @@ def gru_layer(
         hidden_PBH.
     """
     return _GruLayer.apply(inputs_PBF, initial_BH, weight_ih, weight_hh, bias_ih, bias_hh, kernel)
+
+
+def check_kernels(model: nn.Module, steps: int = 3, trials: int = 16) -> None:
+    """Runs each kernel that the model will use against the loop, on this core, on a few random numbers.
+
+    The kernels cannot be run where they are developed, so no run relies on them before they have shown, on the device
+    that it has, that they compute what the loop computes. Nothing happens where no kernel is used.
+
+    Raises:
+        UserError: they differ.
+    """
+    sizes = sorted({part.hidden for part in model.modules() if isinstance(part, GruStack) and part.kernel})
+    for size in sizes:
+        generator = torch.Generator().manual_seed(size)
+        shapes = ((steps, trials, size), (trials, size), *((3 * size, size),) * 2, *((3 * size,),) * 2)
+        host = [(torch.randn(shape, generator=generator) * size**-0.5).bfloat16() for shape in shapes]
+        leaves = [tensor.requires_grad_() for tensor in to_device(host)]
+        if not gru_kernel.fits(leaves[0].repeat(1, 1, 3)):
+            continue
+        results = []
+        for kernel in (False, True):
+            hidden_PBH = gru_layer(*leaves, kernel)
+            weights = leaves[0].detach() * size**0.5  # of the sum whose gradient is taken
+            results.append([hidden_PBH.detach(), *torch.autograd.grad(hidden_PBH, leaves, weights)])
+        with may_compile():
+            sync()
+        inputs = ("inputs", "first state", "weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        names = ("output", *(f"gradient of {name}" for name in inputs))
+        for name, loop, kernel in zip(names, *(to_host(result) for result in results), strict=True):
+            error = float((kernel.float() - loop.float()).norm() / loop.float().norm())
+            if not error <= _KERNEL_TOLERANCE:
+                raise UserError(
+                    f"the GRU kernel of width {size} gives another {name} than the loop; "
+                    f"they differ by {error:.3g}, at most {_KERNEL_TOLERANCE} is rounding",
+                    "this core's kernels",
+                    "set model.options.kernel=false, and report it",
+                )
 
 
 class _GruLayer(torch.autograd.Function):

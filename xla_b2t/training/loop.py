@@ -19,6 +19,7 @@ from xla_b2t.errors import UserError
 from xla_b2t.evaluation.decode import SplitDecoder
 from xla_b2t.models.build import build_model
 from xla_b2t.models.dtypes import DTYPES
+from xla_b2t.models.gru import check_kernels
 from xla_b2t.models.protocol import Sizes
 from xla_b2t.training.agreement import check_same_weights
 from xla_b2t.training.checkpoint import Checkpoint, CheckpointFolder, load_file
@@ -92,6 +93,7 @@ class _Run:
         model = build_model(config.model, sizes, seed=config.run.seed)
         if job.init_from and not resumed:
             start_from(model, job.init_from, self.group_set.sessions, config.data.dir)
+        check_kernels(model)
         state = resumed.state if resumed else initial_state(model)
         check_same_weights(state.weights, world)
         self.step = TrainStep(model, sizes.num_classes, config, world, self.guard, state)
