@@ -111,6 +111,7 @@ def evaluate_rank(world: "World", job: EvaluationJob) -> None:
     from xla_b2t.evaluation.decode import SplitDecoder
     from xla_b2t.models.build import build_model
     from xla_b2t.models.dtypes import DTYPES
+    from xla_b2t.models.gru import check_kernels
     from xla_b2t.models.protocol import Sizes
     from xla_b2t.training.step import place_weights
     from xla_b2t.training.weights import for_sessions, read_checkpoint
@@ -121,6 +122,7 @@ def evaluate_rank(world: "World", job: EvaluationJob) -> None:
     config = configuration.loads(checkpoint.config, job.checkpoint)
     model = build_model(config.model, Sizes(checkpoint.num_features, len(checkpoint.sessions), checkpoint.num_classes))
     dtype = DTYPES[config.model.dtype]
+    check_kernels(model)
     place_weights(model, dtype, checkpoint.state)
     guard = CompileGuard(job.allow_recompile)
     groups_per_core = max(1, job.batch_size // group_set.group_size)
