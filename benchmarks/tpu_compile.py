@@ -144,7 +144,8 @@ def measure(name: str, batch: int, bins: int) -> Row:
         cycles = scheduled_cycles(verdict.text, batch, bins) if kernels else {}
         kernel_cycles = sum(max(cost.cycles, cycles[is_forward(cost)]) for cost in kernels)
         rest = [cost for cost in found if cost not in kernels]
-        sent = sum(compiled_program.num_bytes(cost.instruction.shape) for cost in found if cost.kind == "collective")
+        sent_shapes = [cost.instruction.shape.replace("S(1)", "") for cost in found if cost.kind == "collective"]
+        sent = sum(compiled_program.num_bytes(shape) for shape in sent_shapes)
         lines = [(count / CLOCK_GHZ / 1e6, shortened(source)) for source, count in compiled_program.by_source(rest)]
         return Row(
             batch,
