@@ -178,7 +178,7 @@ def scheduled_cycles(text: str, batch: int, bins: int) -> dict[bool, float]:
     import torch
 
     from xla_b2t.xla import gru_kernel
-    from xla_b2t.xla.target import tracing_for_tpu
+    from xla_b2t.xla.target import V5E, tracing_for
     from xla_b2t.xla.tpu_compiler import compile_program
     from xla_b2t.xla.trace import no_execution, placeholders
     from xla_b2t.xla.trace import trace as trace_program
@@ -193,7 +193,7 @@ def scheduled_cycles(text: str, batch: int, bins: int) -> dict[bool, float]:
     }
     found = {}
     for forward, sizes in shapes.items():
-        with no_execution(), tracing_for_tpu():
+        with no_execution(), tracing_for(V5E):
             tensors = placeholders([torch.empty(size, dtype=torch.bfloat16, device="meta") for size in sizes])
             kernel = (lambda *t: gru_kernel.forward(*t, keep=True)) if forward else gru_kernel.backward
             program = trace_program([], lambda kernel=kernel, tensors=tensors: kernel(*tensors))

@@ -67,3 +67,31 @@ def _nothing_pending(request):
 
         gc.collect()
         torch_xla.sync(wait=True)
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """Kernels run by Pallas's interpreter; counts the calls."""
+    jnp = pytest.importorskip("jax.numpy", reason="kernels need JAX, which has wheels for CPython 3.11 and 3.12")
+    import numpy as np
+    import torch
+
+    from xla_b2t.xla import gru_kernel, tpu_kernel
+    from xla_b2t.xla.target import V5E
+
+    calls = []
+
+    def call(kernel, tensors, **options):
+        calls.append((kernel.__name__, *options.values()))
+        arrays = [jnp.asarray(tensor.detach().cpu().float().numpy()).astype(jnp.bfloat16) for tensor in tensors]
+        results = kernel(*arrays, interpret=True, **options)
+        narrow = [str(result.dtype) == "bfloat16" for result in results]
+        hosts = [torch.from_numpy(np.array(result.astype("float32"))) for result in results]
+        return [
+            (host.bfloat16() if is_narrow else host).to(tensors[0].device)
+            for host, is_narrow in zip(hosts, narrow, strict=True)
+        ]
+
+    monkeypatch.setattr(tpu_kernel, "call", call)
+    monkeypatch.setattr(gru_kernel, "device_kind", lambda: V5E)
+    return calls

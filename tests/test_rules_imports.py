@@ -35,7 +35,7 @@ NO_TORCH = ("errors", "files", "config", "cli", "data", "commands", "launch", "_
 ARGUED_STATE = {
     "xla_b2t.xla.scan: _loops": "a cache of pure values behind a lock: whoever builds one gets the same",
     "xla_b2t.xla.tpu_kernel: _written": "a cache of pure values behind a lock: whoever writes one gets the same",
-    "xla_b2t.xla.target: _tracing_for_tpu": "scoped to a `with` block and a thread, as a ContextVar is",
+    "xla_b2t.xla.target: _traced_for": "autograd's threads must see it; set only where nothing is run",
 }
 
 

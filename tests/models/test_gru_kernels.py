@@ -3,35 +3,10 @@
 import pytest
 import torch
 
-from xla_b2t.errors import UserError
-from xla_b2t.models.gru import GruStack, check_kernels, gru_layer
-from xla_b2t.xla import gru_kernel, tpu_kernel
+from xla_b2t.models.gru import gru_layer
+from xla_b2t.xla import gru_kernel
 
 pytest.importorskip("jax", reason="kernels need JAX, which has wheels for CPython 3.11 and 3.12")
-
-
-@pytest.fixture
-def interpreted(monkeypatch):
-    """Kernels run by Pallas's interpreter; counts the calls."""
-    import jax.numpy as jnp
-    import numpy as np
-
-    calls = []
-
-    def call(kernel, tensors, **options):
-        calls.append(kernel.__name__)
-        arrays = [jnp.asarray(tensor.detach().cpu().float().numpy()).astype(jnp.bfloat16) for tensor in tensors]
-        results = kernel(*arrays, interpret=True, **options)
-        narrow = [str(result.dtype) == "bfloat16" for result in results]
-        hosts = [torch.from_numpy(np.array(result.astype("float32"))) for result in results]
-        return [
-            (host.bfloat16() if is_narrow else host).to(tensors[0].device)
-            for host, is_narrow in zip(hosts, narrow, strict=True)
-        ]
-
-    monkeypatch.setattr(tpu_kernel, "call", call)
-    monkeypatch.setattr(tpu_kernel, "kernels_run", lambda tensor: True)
-    return calls
 
 
 def leaves(size=128, shared_first=False):
@@ -42,46 +17,37 @@ def leaves(size=128, shared_first=False):
 
 
 @pytest.mark.parametrize("shared_first", [False, True])
-def test_layer_with_kernels_equals_the_layer_with_loops(interpreted, shared_first):
-    given = leaves(shared_first=shared_first)
-    weights = torch.randn(5, 16, 128).bfloat16()
+def test_layer_with_kernels_equals_the_layer_with_loops(interpreted, xla_device, shared_first):
+    given = [tensor.detach().to(xla_device).requires_grad_() for tensor in leaves(shared_first=shared_first)]
+    weights = torch.randn(5, 16, 128).bfloat16().to(xla_device)
     results = []
     for kernel in (False, True):
         hidden = gru_layer(*given, kernel)
-        results.append([hidden, *torch.autograd.grad(hidden, given, weights)])
-    assert interpreted == ["_forward", "_backward"]
+        results.append([tensor.cpu() for tensor in (hidden, *torch.autograd.grad(hidden, given, weights))])
+    assert interpreted == [("_forward", True), ("_backward",)]
     for loop, kernel in zip(*results, strict=True):
         assert (loop.shape, loop.dtype) == (kernel.shape, kernel.dtype)
         assert (loop.float() - kernel.float()).norm() < 0.02 * loop.float().norm()
 
 
-def test_layer_in_evaluation_keeps_nothing(interpreted):
+def test_layer_in_evaluation_keeps_nothing(interpreted, xla_device):
+    given = [tensor.detach().to(xla_device).requires_grad_() for tensor in leaves()]
     with torch.no_grad():
-        hidden = gru_layer(*leaves(), True)
-    assert (hidden.shape, interpreted) == ((5, 16, 128), ["_forward"])
+        hidden = gru_layer(*given, True)
+    assert (hidden.shape, interpreted) == ((5, 16, 128), [("_forward", False)])
 
 
-def test_check_of_kernels_that_agree_passes(interpreted, xla_device):
-    check_kernels(GruStack(7, 128, 2))
-    assert interpreted == ["_forward", "_backward"]
-
-
-def test_check_of_kernels_is_silent_where_none_is_used(interpreted, xla_device):
-    check_kernels(GruStack(7, 128, 2, kernel=False))
-    check_kernels(GruStack(7, 100, 2))  # no whole tiles
+@pytest.mark.parametrize("kind", ["cpu", "TPU v3", "TPU v4", "TPU v9"])
+def test_layer_on_a_device_that_was_not_tried_is_a_loop(interpreted, monkeypatch, xla_device, kind):
+    monkeypatch.setattr(gru_kernel, "device_kind", lambda: kind)
+    gru_layer(*(tensor.to(xla_device) for tensor in leaves()), True)
     assert interpreted == []
 
 
-def test_check_of_a_kernel_that_differs_names_what_and_the_way_out(interpreted, monkeypatch, xla_device):
-    true = gru_kernel.backward
-
-    def wrong(*given):
-        g_input, *others = true(*given)
-        return [g_input * 1.1, *others]
-
-    monkeypatch.setattr(gru_kernel, "backward", wrong)
-    with pytest.raises(UserError) as caught:
-        check_kernels(GruStack(7, 128, 1))
-    assert caught.value.what.startswith("the GRU kernel of width 128 gives another gradient of inputs than the loop")
-    assert caught.value.where == "this core's kernels"
-    assert caught.value.fix == "set model.options.kernel=false, and report it"
+@pytest.mark.parametrize(
+    ("trials", "hidden", "dtype"),
+    [(16, 100, torch.bfloat16), (12, 128, torch.bfloat16), (16, 128, torch.float32), (64, 7168, torch.bfloat16)],
+)
+def test_kernels_do_not_fit_other_tiles_dtypes_or_more_than_vmem(interpreted, trials, hidden, dtype):
+    assert gru_kernel.fits(16, 128, torch.bfloat16)
+    assert not gru_kernel.fits(trials, hidden, dtype)

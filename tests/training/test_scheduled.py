@@ -98,5 +98,5 @@ def test_step_of_noise_split_resumed_equals_the_uninterrupted_one(xla_device):
         for number in (first, first + 1):
             part.run(number, 0, iter([device_batch(12)]))
         state = part.state()
-    for name, weight in whole.weights().items():
+    for name, weight in whole.state().weights.items():
         assert torch.equal(weight, state.weights[name]), name

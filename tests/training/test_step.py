@@ -86,8 +86,8 @@ def test_step_with_empty_slots_equals_one_without_them(xla_device):
     found, expected = part.totals(), whole.totals()
     assert (found.trials, expected.trials) == (2, 4)
     assert found.mean_loss == pytest.approx(expected.mean_loss, rel=1e-6)
-    for name, weight in part.weights().items():
-        torch.testing.assert_close(weight, whole.weights()[name], rtol=1e-5, atol=1e-7)
+    for name, weight in part.state().weights.items():
+        torch.testing.assert_close(weight, whole.state().weights[name], rtol=1e-5, atol=1e-7)
 
 
 def test_step_leaves_frozen_parameters_and_keeps_them_in_the_state(xla_device):
@@ -124,7 +124,7 @@ def test_step_keeps_tied_weights_tied(xla_device):
     for number in range(3):
         run(step, number)
     assert model.extra.first.weight is model.extra.second.weight
-    assert [name for name in step.weights() if "weight" in name] == ["extra.first.weight", "head.weight"]
+    assert [name for name in step.state().weights if "weight" in name] == ["extra.first.weight", "head.weight"]
 
 
 def test_step_places_parameters_where_torch_gru_finds_them(xla_device):

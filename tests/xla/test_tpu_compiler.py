@@ -6,7 +6,7 @@ import torch
 from xla_b2t.errors import UserError
 from xla_b2t.memory import compiled_program
 from xla_b2t.xla import gru_kernel, tpu_compiler
-from xla_b2t.xla.target import tracing_for_tpu
+from xla_b2t.xla.target import V5E, tracing_for
 from xla_b2t.xla.tpu_compiler import compile_program
 from xla_b2t.xla.trace import no_execution, placeholders, trace
 
@@ -17,7 +17,7 @@ V5E_BYTES_PER_CYCLE = 819 / 1.5
 
 def program(step, *shapes, dtype=torch.bfloat16):
     """The step on placeholders of these shapes, of which the first is changed in place."""
-    with no_execution(), tracing_for_tpu():
+    with no_execution(), tracing_for(V5E):
         tensors = placeholders([torch.empty(shape, dtype=dtype, device="meta") for shape in shapes])
         return trace(tensors[:1], lambda: step(*tensors))
 
@@ -55,15 +55,21 @@ def test_compiler_refuses_what_does_not_fit_in_its_own_words():
     assert "RESOURCE_EXHAUSTED" in verdict.refusal
 
 
-def test_compiler_takes_the_gru_kernels():
-    steps, trials, size = 5, 16, 256
+@pytest.mark.parametrize(
+    ("slice_name", "kind", "trials"),
+    [("v5e:2x4", V5E, 64), ("v5e:2x4", V5E, 8), ("v6e:2x4", "TPU v6 lite", 64), ("v5p:2x2x1", "TPU v5", 64)],
+)
+def test_compiler_takes_the_gru_kernels_of_the_baseline(slice_name, kind, trials):
+    steps, size = 5, 768
 
     def step(projected, first, weights, bias, grad):
         hidden, kept = gru_kernel.forward(projected, first, weights.t(), bias, keep=True)
         return [hidden, *gru_kernel.backward(grad, hidden, first, kept, weights)]
 
+    with tracing_for(kind):
+        assert gru_kernel.fits(trials, size, torch.bfloat16)
     shapes = ((steps, trials, 3 * size), (trials, size), (3 * size, size), (size,), (steps, trials, size))
-    verdict = compile_program(program(step, *shapes), "v5e:2x4", 1)
+    verdict = compile_program(program(step, *shapes), slice_name, 1)
     assert verdict.accepted
     assert verdict.text.count('custom_call_target="tpu_custom_call"') == 2
 
@@ -71,8 +77,8 @@ def test_compiler_takes_the_gru_kernels():
 def test_compiler_for_an_unknown_slice_is_an_error():
     with pytest.raises(UserError) as caught:
         compile_program(program(lambda a: [a + 1], (8,)), "v5e:7x9", 1)
-    assert caught.value.what.startswith("there is no slice v5e:7x9")
-    assert caught.value.where == "--topology"
+    assert caught.value.what.startswith("there is no such slice: ")
+    assert caught.value.where == "v5e:7x9"
     assert caught.value.fix == "try v5e:2x4"
 
 

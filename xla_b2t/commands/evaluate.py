@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--batch-size", type=int, default=64, metavar="N", help="trials a core and step (default 64), whole groups"
     )
     parser.add_argument("--allow-recompile", action="store_true", help="go on after a recompile or a host fallback")
+    parser.add_argument("--no-kernel", action="store_true", help="run recurrent layers as loops on a TPU too")
     parser.add_argument("--output", metavar="FILE", help="write the decoded sequences here, a JSON object a line")
 
 
@@ -48,6 +49,7 @@ class EvaluationJob:
     batch_size: int
     allow_recompile: bool
     head: str
+    no_kernel: bool
 
 
 def run(args: argparse.Namespace) -> int:
@@ -72,7 +74,14 @@ def run(args: argparse.Namespace) -> int:
 
     with tempfile.TemporaryDirectory(prefix="xla_b2t-") as output_dir:
         job = EvaluationJob(
-            str(path), data_dir, args.split, output_dir, args.batch_size, args.allow_recompile, args.head
+            checkpoint=str(path),
+            data_dir=data_dir,
+            split=args.split,
+            output_dir=output_dir,
+            batch_size=args.batch_size,
+            allow_recompile=args.allow_recompile,
+            head=args.head,
+            no_kernel=args.no_kernel,
         )
         try:
             spawn.run(evaluate_rank, (job,), machine, machine.ranks(args.cores), run_dir / "crash-evaluate")
@@ -111,8 +120,8 @@ def evaluate_rank(world: "World", job: EvaluationJob) -> None:
     from xla_b2t.evaluation.decode import SplitDecoder
     from xla_b2t.models.build import build_model
     from xla_b2t.models.dtypes import DTYPES
-    from xla_b2t.models.gru import check_kernels
     from xla_b2t.models.protocol import Sizes
+    from xla_b2t.training.kernel_check import check_kernels, turn_off_kernels
     from xla_b2t.training.step import place_weights
     from xla_b2t.training.weights import for_sessions, read_checkpoint
     from xla_b2t.xla.compile_guard import CompileGuard
@@ -122,10 +131,12 @@ def evaluate_rank(world: "World", job: EvaluationJob) -> None:
     config = configuration.loads(checkpoint.config, job.checkpoint)
     model = build_model(config.model, Sizes(checkpoint.num_features, len(checkpoint.sessions), checkpoint.num_classes))
     dtype = DTYPES[config.model.dtype]
-    check_kernels(model)
+    groups_per_core = max(1, job.batch_size // group_set.group_size)
+    if job.no_kernel:
+        turn_off_kernels(model)
+    check_kernels(model, dtype, groups_per_core * group_set.group_size, trains=False)
     place_weights(model, dtype, checkpoint.state)
     guard = CompileGuard(job.allow_recompile)
-    groups_per_core = max(1, job.batch_size // group_set.group_size)
     decoder = SplitDecoder(
         model,
         checkpoint.num_classes,

@@ -9,8 +9,8 @@ What differs from autograd through a scan, and why:
 - On a TPU the two loops are kernels that keep the recurrent weights on the chip (`xla/gru_kernel.py`), where they fit.
 - What is kept for the backward pass is the state and four values a state. Working those out again, by two matmuls over
   all steps, takes more memory at its worst moment, and more time (docs/LOG.md).
-- bfloat16 in gives bfloat16 throughout; matmuls over time and trials accumulate in float32 inside the matrix unit, and
-  biases and a shared first state are summed in float32.
+- bfloat16 in gives bfloat16 out. Loops hand on states and gradients in bfloat16, kernels in float32. Matmuls over time
+  and trials accumulate in float32 inside the matrix unit; biases and a shared first state are summed in float32.
 """
 
 from typing import Any
@@ -18,16 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from xla_b2t.errors import UserError
 from xla_b2t.models.bias import sum_rows
 from xla_b2t.models.dropout import dropout
 from xla_b2t.xla import gru_kernel
-from xla_b2t.xla.compile_guard import may_compile
-from xla_b2t.xla.device import sync, to_device, to_host
 from xla_b2t.xla.scan import Tensors, scan
-
-_KERNEL_TOLERANCE = 0.03
-"""Relative, of whole tensors: bfloat16 keeps 8 bits, and the loop rounds more often than the kernel."""
 
 
 class GruStack(nn.Module):
@@ -110,56 +104,22 @@ def gru_layer(
     Returns:
         hidden_PBH.
     """
-    return _GruLayer.apply(inputs_PBF, initial_BH, weight_ih, weight_hh, bias_ih, bias_hh, kernel)
-
-
-def check_kernels(model: nn.Module, steps: int = 3, trials: int = 16) -> None:
-    """Runs each kernel that the model will use against the loop, on this core, on a few random numbers.
-
-    The kernels cannot be run where they are developed, so no run relies on them before they have shown, on the device
-    that it has, that they compute what the loop computes. Nothing happens where no kernel is used.
-
-    Raises:
-        UserError: they differ.
-    """
-    sizes = sorted({part.hidden for part in model.modules() if isinstance(part, GruStack) and part.kernel})
-    for size in sizes:
-        generator = torch.Generator().manual_seed(size)
-        shapes = ((steps, trials, size), (trials, size), *((3 * size, size),) * 2, *((3 * size,),) * 2)
-        host = [(torch.randn(shape, generator=generator) * size**-0.5).bfloat16() for shape in shapes]
-        leaves = [tensor.requires_grad_() for tensor in to_device(host)]
-        if not gru_kernel.fits(leaves[0].repeat(1, 1, 3)):
-            continue
-        results = []
-        for kernel in (False, True):
-            hidden_PBH = gru_layer(*leaves, kernel)
-            weights = leaves[0].detach() * size**0.5  # of the sum whose gradient is taken
-            results.append([hidden_PBH.detach(), *torch.autograd.grad(hidden_PBH, leaves, weights)])
-        with may_compile():
-            sync()
-        inputs = ("inputs", "first state", "weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        names = ("output", *(f"gradient of {name}" for name in inputs))
-        for name, loop, kernel in zip(names, *(to_host(result) for result in results), strict=True):
-            error = float((kernel.float() - loop.float()).norm() / loop.float().norm())
-            if not error <= _KERNEL_TOLERANCE:
-                raise UserError(
-                    f"the GRU kernel of width {size} gives another {name} than the loop; "
-                    f"they differ by {error:.3g}, at most {_KERNEL_TOLERANCE} is rounding",
-                    "this core's kernels",
-                    "set model.options.kernel=false, and report it",
-                )
+    tensors = (inputs_PBF, initial_BH, weight_ih, weight_hh, bias_ih, bias_hh)
+    # Asked here: within the function no gradient is ever wanted.
+    keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    is_xla = inputs_PBF.device.type == "xla"
+    uses_kernel = kernel and is_xla and gru_kernel.fits(inputs_PBF.shape[1], weight_hh.shape[1], inputs_PBF.dtype)
+    return _GruLayer.apply(*tensors, uses_kernel, keep)
 
 
 class _GruLayer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_PBF: Tensor, h0: Tensor, *rest: Any) -> Tensor:
-        w_ih, w_hh, b_ih, b_hh, kernel = rest
+        w_ih, w_hh, b_ih, b_hh, ctx.kernel, keep = rest
         projected_PBG = _project(x_PBF, w_ih, b_ih, b_hh)
         size = w_hh.shape[1]
         first_BH = h0.expand(x_PBF.shape[1], size)
         constants = (w_hh.t(), b_hh[2 * size :])
-        keep = any(ctx.needs_input_grad)
-        ctx.kernel = kernel and gru_kernel.fits(projected_PBG)
         if ctx.kernel:
             h_PBH, *kept = gru_kernel.forward(projected_PBG, first_BH, *constants, keep=keep)
         else:
@@ -187,7 +147,7 @@ class _GruLayer(torch.autograd.Function):
         # The recurrent products of reset and update get the same gradient as the projected inputs.
         d_w_hh = torch.cat([_with_previous(part, h_PBH, first_BH) for part in (g_PBG[:, :, : 2 * size], g_last_PBH)])
         d_b_hh = torch.cat([sums_I[: 2 * size], sums_I[3 * size :]])
-        return d_x, d_h0_BH.to(h0.dtype).view(h0.shape), d_w_ih, d_w_hh, sums_I[: 3 * size], d_b_hh, None
+        return d_x, d_h0_BH.to(h0.dtype).view(h0.shape), d_w_ih, d_w_hh, sums_I[: 3 * size], d_b_hh, None, None
 
 
 def _outer(left_PBM: Tensor, right_PBN: Tensor) -> Tensor:

@@ -19,12 +19,12 @@ from xla_b2t.errors import UserError
 from xla_b2t.evaluation.decode import SplitDecoder
 from xla_b2t.models.build import build_model
 from xla_b2t.models.dtypes import DTYPES
-from xla_b2t.models.gru import check_kernels
 from xla_b2t.models.protocol import Sizes
 from xla_b2t.training.agreement import check_same_weights
 from xla_b2t.training.checkpoint import Checkpoint, CheckpointFolder, load_file
 from xla_b2t.training.clock import RunClock
 from xla_b2t.training.events import EventLog
+from xla_b2t.training.kernel_check import check_kernels
 from xla_b2t.training.progress import Progress
 from xla_b2t.training.step import Totals, TrainStep, initial_state
 from xla_b2t.training.summary import Course, write_summary
@@ -93,7 +93,7 @@ class _Run:
         model = build_model(config.model, sizes, seed=config.run.seed)
         if job.init_from and not resumed:
             start_from(model, job.init_from, self.group_set.sessions, config.data.dir)
-        check_kernels(model)
+        self.kernels = check_kernels(model, DTYPES[config.model.dtype], self.plan.batch_size, trains=True)
         state = resumed.state if resumed else initial_state(model)
         check_same_weights(state.weights, world)
         self.step = TrainStep(model, sizes.num_classes, config, world, self.guard, state)
@@ -123,6 +123,9 @@ class _Run:
         if self.progress:
             self.progress.start(train.steps, self.step_number, self.course.best_val_per)
             self.progress.message(self.plan.in_words())
+            if self.world.kind == "tpu":
+                widths = ", ".join(map(str, self.kernels)) or "none, loops instead"
+                self.progress.message(f"recurrent layers run as kernels, by width: {widths}")
         steps = range(self.step_number, train.steps)
         num_batches = len(steps) * train.accumulation
         with Feed(self._read(steps), num_batches, device(), self.config.data.prefetch_batches) as feed:

@@ -157,10 +157,6 @@ class TrainStep:
         self._keep_totals = False
         return Totals(*to_host([self._totals])[0].tolist())
 
-    def weights(self) -> dict[str, torch.Tensor] | None:
-        """Copies the float32 masters to the host of rank 0; as `state`."""
-        return self._collected("master")
-
     def state(self) -> TrainState | None:
         """Copies the state to the host of rank 0, which waits for the core; None on the others.
 

@@ -15,7 +15,7 @@ from xla_b2t.training import optimizer
 from xla_b2t.training.step import TrainStep
 from xla_b2t.xla.compile_guard import CompileGuard
 from xla_b2t.xla.feed import DeviceBatch
-from xla_b2t.xla.target import tracing_for_tpu
+from xla_b2t.xla.target import V5E, tracing_for
 from xla_b2t.xla.trace import TracedWorld, no_execution, placeholders, trace
 
 # Read by torch_xla when it is imported: reductions stay in the graph of a single process, and operations know the
@@ -31,7 +31,7 @@ def trace_train_step(model: nn.Module, num_classes: int, config: Config, num_ran
     Args:
         model: a decoder on the `meta` device.
         num_classes: K of its logits.
-        config: the run's configuration.
+        config: the run's configuration, without accumulation.
         num_ranks: cores that train together.
         batch: from `blank_batch`.
 
@@ -40,7 +40,8 @@ def trace_train_step(model: nn.Module, num_classes: int, config: Config, num_ran
     """
     missing = {name for name, value in ENVIRONMENT.items() if os.environ.get(name) != value}
     assert not missing, f"set before the process starts: {missing}"
-    with no_execution(), tracing_for_tpu():
+    assert config.train.accumulation == 1, "with accumulation an update is two programs"
+    with no_execution(), tracing_for(V5E):
         step = TrainStep(model, num_classes, config, TracedWorld(num_ranks), CompileGuard(), place=placeholders)
         inputs = DeviceBatch(*placeholders(list(batch)))
         numbers = [torch.empty(optimizer.NUM_CONTROLS, device="meta"), *scheduled_numbers(model, 0)]

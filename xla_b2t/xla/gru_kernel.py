@@ -14,24 +14,23 @@ from typing import Any
 import torch
 
 from xla_b2t.xla import tpu_kernel
+from xla_b2t.xla.target import device_kind
 
 _LANES = 128
 _ROWS = 8
-_VMEM_BYTES = 100 * 2**20
-"""Of the 128 MiB of a v5e core."""
+_VMEM_BYTES = {"TPU v5 lite": 100 * 2**20, "TPU v6 lite": 100 * 2**20, "TPU v5": 48 * 2**20}
+"""What a kernel may use of a core's VMEM, by kind of device. Older ones have too little, and no bfloat16 in Pallas."""
 
 
-def fits(projected_PBG: torch.Tensor) -> bool:
-    """Whether the kernels take a layer of this size here: bfloat16, whole tiles, weights and blocks in VMEM.
+def fits(trials: int, hidden: int, dtype: torch.dtype) -> bool:
+    """Whether the kernels take a layer of this size, on the kind of device that will run it.
 
-    Args:
-        projected_PBG: what `forward` would get.
+    They want bfloat16, whole tiles, weights and blocks in VMEM, and JAX.
     """
-    trials, hidden = projected_PBG.shape[1], projected_PBG.shape[2] // 3
     whole_tiles = hidden % _LANES == 0 and trials % _ROWS == 0
-    is_small = _vmem_bytes(trials, hidden) <= _VMEM_BYTES
-    is_narrow = projected_PBG.dtype == torch.bfloat16
-    return is_narrow and whole_tiles and is_small and tpu_kernel.kernels_run(projected_PBG)
+    if dtype != torch.bfloat16 or not whole_tiles or not tpu_kernel.can_write():
+        return False
+    return _vmem_bytes(trials, hidden) <= _VMEM_BYTES.get(device_kind(), 0)
 
 
 def _vmem_bytes(trials: int, hidden: int) -> int:
@@ -160,7 +159,8 @@ def _backward(grad: Any, hidden: Any, first: Any, kept: Any, weights: Any, inter
         g = carry_ref[...] + grad_ref[0].astype(jnp.float32)
         values = [kept_ref[0, :, i * size : (i + 1) * size].astype(jnp.float32) for i in range(4)]
         reset, update, new, recurrent_new = values
-        previous = jnp.where(turn == steps - 1, first_ref[...], previous_ref[0]).astype(jnp.float32)
+        first, before = first_ref[...].astype(jnp.float32), previous_ref[0].astype(jnp.float32)
+        previous = jnp.where(turn == steps - 1, first, before)
         g_new = g * (1 - update) * (1 - new * new)
         g_update = g * (previous - new) * update * (1 - update)
         g_reset = g_new * recurrent_new * reset * (1 - reset)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xla_b2t.xla.target import target
+from xla_b2t.xla.target import runs_on_tpu
 
 Tensors = tuple[Tensor, ...]
 Step = Callable[[Tensors, Tensors, Tensors], tuple[Tensors, Tensors]]
@@ -80,7 +80,7 @@ def _scan_xla(
     import torch_xla
 
     groups = (carry, xs, constants, edge)
-    is_for_cpu = target() == "CPU"
+    is_for_cpu = not runs_on_tpu()
     key = (step, reverse, is_for_cpu, tuple(tuple((t.shape, t.dtype) for t in group) for group in groups))
     with _building:
         if key not in _loops:

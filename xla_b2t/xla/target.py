@@ -2,23 +2,32 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 
-_tracing_for_tpu: ContextVar[bool] = ContextVar("tracing_for_tpu", default=False)
+V5E = "TPU v5 lite"
+"""Kinds of device are named as PJRT names them."""
+
+# Of the whole process, since a backward pass is traced on a thread of autograd's own. A process that traces for a
+# device that it does not have does nothing else (`xla/trace.py`).
+_traced_for: list[str] = []
 
 
 @contextmanager
-def tracing_for_tpu() -> Iterator[None]:
-    """What is traced meanwhile is meant for a TPU, whatever this machine has."""
-    token = _tracing_for_tpu.set(True)
+def tracing_for(kind: str) -> Iterator[None]:
+    """What is traced meanwhile, on any thread, is meant for this kind of device, whatever the machine has."""
+    _traced_for.append(kind)
     try:
         yield
     finally:
-        _tracing_for_tpu.reset(token)
+        _traced_for.pop()
 
 
-def target() -> str:
-    """ "TPU" or "CPU", as torch_xla names them."""
-    from torch_xla import runtime
+def device_kind() -> str:
+    """The kind of device that will run the graph, such as "TPU v5 lite" or "cpu"."""
+    import torch_xla.core.xla_model as xm
 
-    return "TPU" if _tracing_for_tpu.get() else runtime.device_type()
+    return _traced_for[-1] if _traced_for else xm.xla_device_kind()
+
+
+def runs_on_tpu() -> bool:
+    """Whether that is a TPU."""
+    return device_kind().startswith("TPU")

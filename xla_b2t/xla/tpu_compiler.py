@@ -99,7 +99,7 @@ def compile_program(hlo: bytes, slice_name: str, num_replicas: int, flags: tuple
             )
         fields = json.loads(answer.read_text())
         if "unknown" in fields:
-            raise UserError(f"there is no slice {slice_name}: {fields['unknown']}", "--topology", "try v5e:2x4")
+            raise UserError(f"there is no such slice: {fields['unknown']}", slice_name, "try v5e:2x4")
         text = Path(folder) / "compiled.txt"
         return Verdict(**fields, text=text.read_text() if text.exists() else "")
 
@@ -111,7 +111,7 @@ def _environment(flags: tuple[str, ...]) -> dict[str, str]:
         "TPU_ACCELERATOR_TYPE": "v5litepod-8",
         "TPU_WORKER_HOSTNAMES": "localhost",
         "JAX_PLATFORMS": "cpu",
-        "LIBTPU_INIT_ARGS": " ".join([*_FLAGS, *flags]),
+        "LIBTPU_INIT_ARGS": " ".join([os.environ.get("LIBTPU_INIT_ARGS", ""), *_FLAGS, *flags]).strip(),
     }
 
 

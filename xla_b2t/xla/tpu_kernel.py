@@ -1,9 +1,11 @@
 """A Pallas kernel as one operation of the graph, and when there is one to use.
 
 In: a function of JAX that calls Pallas, and XLA tensors. Out: XLA tensors. JAX only writes the kernel down, on any
-machine; it never touches a device. Needs JAX (the extras `tpu` and `tpu-compiler` bring it, for CPython 3.11 and 3.12).
+machine: it is kept to its CPU backend, or it would open the TPU that torch_xla holds. Needs JAX (the extras `tpu` and
+`tpu-compiler` bring it, for CPython 3.11 and 3.12).
 """
 
+import functools
 import importlib.util
 import re
 import threading
@@ -12,16 +14,15 @@ from typing import Any
 
 import torch
 
-from xla_b2t.xla.target import target
-
 # Kernels already written down, by function, shapes and dtypes: pure values, the same whoever writes them.
 _written: dict[Any, tuple[str, list[tuple[int, ...]], list[torch.dtype]]] = {}
 _writing = threading.Lock()
 
 
-def kernels_run(tensor: torch.Tensor) -> bool:
-    """True where a kernel can be used: an XLA tensor of a graph that a TPU will run, and JAX is installed."""
-    return tensor.device.type == "xla" and target() == "TPU" and importlib.util.find_spec("jax") is not None
+@functools.cache
+def can_write() -> bool:
+    """True where JAX is installed."""
+    return importlib.util.find_spec("jax") is not None
 
 
 def call(kernel: Callable[..., Any], tensors: list[torch.Tensor], **options: Any) -> list[torch.Tensor]:
@@ -54,9 +55,8 @@ def _write(kernel: Callable[..., Any], tensors: list[torch.Tensor], options: dic
     dtypes = {torch.bfloat16: jnp.bfloat16, torch.float32: jnp.float32, torch.int32: jnp.int32}
     names = {str(jnp.dtype(theirs)): ours for ours, theirs in dtypes.items()}
     arrays = [jax.ShapeDtypeStruct(tuple(tensor.shape), dtypes[tensor.dtype]) for tensor in tensors]
-    # Of a JAX installation that sees a TPU, only the part that writes text is wanted here.
-    with jax.default_device(jax.devices("cpu")[0]):
-        written = export.export(jax.jit(lambda *a: kernel(*a, **options)), platforms=("tpu",))(*arrays)
+    jax.config.update("jax_platforms", "cpu")
+    written = export.export(jax.jit(lambda *a: kernel(*a, **options)), platforms=("tpu",))(*arrays)
     outputs = written.out_avals
     payload = _payload(written.mlir_module())
     return payload, [tuple(o.shape) for o in outputs], [names[str(o.dtype)] for o in outputs]
