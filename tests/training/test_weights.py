@@ -8,8 +8,6 @@ import torch
 from xla_b2t import config as configuration
 from xla_b2t.config import ModelConfig
 from xla_b2t.data.groups import open_group_set
-from xla_b2t.data.prebatch import PrebatchSettings, prebatch
-from xla_b2t.data.synth import SynthSettings, synthesize
 from xla_b2t.errors import UserError
 from xla_b2t.models.build import build_model
 from xla_b2t.models.protocol import Sizes
@@ -37,19 +35,6 @@ def make(model=None, sessions=SESSIONS, num_features=4, keys=()):
     config = configuration.load(None, [f"model.options.{key}={value}" for key, value in OPTIONS.items()] + list(keys))
     state = initial_state(model or small())
     return Checkpoint(5, state, configuration.dumps(config), "abc", 32, sessions, num_features, 41, 0.5)
-
-
-@pytest.fixture(scope="module")
-def groups(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("weights")
-    settings = SynthSettings(sessions=2, trials=24, features=16, seed=3, bins_per_phoneme=3.0, silence_bins=4.0)
-    synthesize(folder / "trials", settings)
-    prebatch(
-        folder / "trials",
-        folder / "groups",
-        PrebatchSettings(num_buckets=1, patch_bins=4, patch_stride=2, group_size=8),
-    )
-    return folder / "groups"
 
 
 def test_find_checkpoint_knows_runs_and_published_folders(tmp_path):
@@ -143,12 +128,12 @@ def test_check_fits_says_what_is_missing_unknown_or_of_another_shape():
     assert "set [model.options] to those it was trained with" in caught.value.fix
 
 
-def test_check_use_of_data_with_other_features_is_refused(groups):
+def test_check_use_of_data_with_other_features_is_refused(small_groups):
     with pytest.raises(UserError) as caught:
-        check_use(make(), "a.pt", ModelConfig(options=OPTIONS), open_group_set(groups))
+        check_use(make(), "a.pt", ModelConfig(options=OPTIONS), open_group_set(small_groups))
     assert caught.value.what == "the groups have 16 features, the checkpoint was trained on 4"
     assert (caught.value.where, caught.value.fix) == (
-        str(groups), "give groups with the features that it was trained on"
+        str(small_groups), "give groups with the features that it was trained on"
     )  # fmt: skip
 
 
@@ -163,13 +148,13 @@ def test_start_from_replaces_every_value_with_days_by_name(tmp_path):
         start_from(small(layers=2), path, SESSIONS, "data")
 
 
-def test_run_begins_with_the_weights_it_is_given_and_a_fresh_optimizer(groups, tmp_path):
-    sessions = open_group_set(groups).sessions
+def test_run_begins_with_the_weights_it_is_given_and_a_fresh_optimizer(small_groups, tmp_path):
+    sessions = open_group_set(small_groups).sessions
     source = make(small(num_features=16, num_days=3), ("t15.1999.01.01", sessions[1], sessions[0]), num_features=16)
     path, _ = nejm.export(source, tmp_path / "theirs", "run", overwrite=False)
     keys = [
         *(f"model.options.{key}={value}" for key, value in OPTIONS.items()),
-        *(f"data.dir={groups}", f"run.dir={tmp_path}/run", f"train.init_from={path}", "model.dtype=float32"),
+        *(f"data.dir={small_groups}", f"run.dir={tmp_path}/run", f"train.init_from={path}", "model.dtype=float32"),
         *("train.steps=1", "train.global_batch=16", "train.log_every=1", "validation.every=0"),
     ]
     config = configuration.load(None, keys)
