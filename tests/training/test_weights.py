@@ -81,12 +81,12 @@ def test_read_checkpoint_takes_both_layouts_and_no_other(tmp_path):
 
 def test_for_sessions_picks_days_by_name():
     checkpoint = make()
-    assert for_sessions(checkpoint, SESSIONS, "data") is checkpoint
-    found = for_sessions(checkpoint, ("wed", "mon"), "data")
+    assert for_sessions(checkpoint, "a.pt", SESSIONS, "data") is checkpoint
+    found = for_sessions(checkpoint, "a.pt", ("wed", "mon"), "data")
     assert found.sessions == ("wed", "mon")
     assert found.state.weights["day.day_bias"][:, 0].tolist() == [3, 1]
     assert found.state.weights["day.day_weight"][:, 0, 0].tolist() == [3, 1]
-    assert found.state.moment1["day.day_bias"].shape == (2, 4)
+    assert (found.state.moment1, found.state.moment2) == ({}, {})
     for name in ("gru.bias_ih_l0", "out.weight", "h0"):
         assert found.state.weights[name] is checkpoint.state.weights[name]
 
@@ -94,7 +94,7 @@ def test_for_sessions_picks_days_by_name():
 def test_for_sessions_that_the_checkpoint_lacks_lists_them():
     wanted = ("mon", *(f"new {number}" for number in range(7)))
     with pytest.raises(UserError) as caught:
-        for_sessions(make(), wanted, "groups")
+        for_sessions(make(), "a.pt", wanted, "groups")
     assert caught.value.what == (
         "7 of the 8 sessions are unknown to the checkpoint: new 0, new 1, new 2, new 3, new 4 and 2 more; "
         "it was trained on 3, mon to wed"
@@ -105,11 +105,19 @@ def test_for_sessions_that_the_checkpoint_lacks_lists_them():
 
 def test_for_sessions_of_a_users_own_model_must_be_those_of_the_run():
     checkpoint = make(keys=["model.factory=my_model.py:build"])
-    assert for_sessions(checkpoint, SESSIONS, "groups") is checkpoint
+    assert for_sessions(checkpoint, "a.pt", SESSIONS, "groups") is checkpoint
     with pytest.raises(UserError) as caught:
-        for_sessions(checkpoint, ("tue", "mon", "wed"), "groups")
+        for_sessions(checkpoint, "a.pt", ("tue", "mon", "wed"), "groups")
     assert "which weights of my_model.py:build belong to a session is not known" in caught.value.what
     assert (caught.value.where, caught.value.fix) == ("groups", "give the groups that the run trained on")
+
+
+def test_for_sessions_with_a_broken_configuration_blames_the_checkpoint():
+    checkpoint = dataclasses.replace(make(), config="[model")
+    with pytest.raises(UserError) as caught:
+        for_sessions(checkpoint, "a.pt", ("tue", "mon"), "groups")
+    assert caught.value.what.startswith("the configuration kept here is not TOML: ")
+    assert (caught.value.where, caught.value.fix) == ("a.pt", "use another file")
 
 
 def test_check_fits_says_what_is_missing_unknown_or_of_another_shape():
@@ -141,7 +149,7 @@ def test_start_from_replaces_every_value_with_days_by_name(tmp_path):
     path, _ = nejm.export(make(), tmp_path, "run", overwrite=False)
     model = small(num_days=2, seed=8)
     start_from(model, path, ("wed", "tue"), "data")
-    expected = for_sessions(make(), ("wed", "tue"), "data").state.weights
+    expected = for_sessions(make(), "a.pt", ("wed", "tue"), "data").state.weights
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter.detach(), expected[name]), name
     with pytest.raises(UserError, match=r"do not fit the model: gru\.weight_ih_l1 is missing"):
@@ -162,7 +170,7 @@ def test_run_begins_with_the_weights_it_is_given_and_a_fresh_optimizer(small_gro
     run_rank(Alone("cpu"), job)
     found = load_file(CheckpointFolder(tmp_path / "run").find("latest")[0])
     # The rate of the first update is 0, the beginning of the warm-up.
-    expected = for_sessions(source, sessions, "data").state.weights
+    expected = for_sessions(source, "a.pt", sessions, "data").state.weights
     assert found.sessions == sessions
     for name, weight in found.state.weights.items():
         torch.testing.assert_close(weight, expected[name], rtol=0, atol=0)
