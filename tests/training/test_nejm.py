@@ -112,6 +112,7 @@ def test_nejm_settings_that_name_a_session_twice_are_refused(tmp_path):
     [
         {"scheduler_state_dict": [3]},
         {"scheduler_state_dict": {"last_epoch": "x"}},
+        {"scheduler_state_dict": {"last_epoch": float("inf")}},
         {"val_PER": "low"},
         {"val_PER": torch.ones(2)},
     ],

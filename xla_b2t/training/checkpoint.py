@@ -158,9 +158,9 @@ class CheckpointFolder:
 def load_file(path: str | Path) -> Checkpoint:
     """Reads one checkpoint file.
 
-    Weights and moments stay in the file until they are read, so that ranks on one host share its pages, and a rank that
-    holds a part reads no more than that. Frozen parameters and buffers, which a run keeps to its end, are read: the
-    file is let go with the rest. It may be replaced or removed meanwhile, as `CheckpointFolder` does.
+    Weights and moments stay in the file until they are read: ranks on one host share its pages, and one that holds a
+    part of the moments reads little more. Frozen parameters and buffers, which a run keeps to its end, are read, so
+    that the file is let go with the rest. It may be replaced or removed meanwhile, as `CheckpointFolder` does.
 
     Raises:
         UserError: missing, damaged, not ours, or of a newer version.

@@ -135,7 +135,7 @@ def checkpoint_of(values: Mapping[str, Any], path: Path) -> Checkpoint:
     try:
         step = int((values.get("scheduler_state_dict") or {}).get("last_epoch", 0))
         val_per = None if values.get("val_PER") is None else float(values["val_PER"])
-    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+    except (AttributeError, TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise UserError(
             f"its scheduler_state_dict or val_PER is not as its training saves it: {error}",
             str(path),
