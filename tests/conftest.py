@@ -29,6 +29,20 @@ def xla_device():
     return device
 
 
+@pytest.fixture(scope="session")
+def small_groups(tmp_path_factory):
+    """Folder of groups of 8, patches of 4 bins every 2, from 24 simulated trials of 2 sessions. Do not write to it."""
+    from xla_b2t.data.prebatch import PrebatchSettings, prebatch
+    from xla_b2t.data.synth import SynthSettings, synthesize
+
+    folder = tmp_path_factory.mktemp("small")
+    settings = SynthSettings(sessions=2, trials=24, features=16, seed=3, bins_per_phoneme=3.0, silence_bins=4.0)
+    synthesize(folder / "trials", settings)
+    groups = PrebatchSettings(num_buckets=1, patch_bins=4, patch_stride=2, group_size=8)
+    prebatch(folder / "trials", folder / "groups", groups)
+    return folder / "groups"
+
+
 @pytest.fixture
 def on_xla(xla_device):
     """A function that runs another one on the XLA device as a training step must run.

@@ -15,14 +15,15 @@ def replacing(path: Path) -> Iterator[Path]:
     partial = path.with_name(path.name + ".partial")
     try:
         yield partial
-        _flush(partial)
+        flush(partial)
         os.replace(partial, path)
-        _flush(path.parent)
+        flush(path.parent)
     finally:
         partial.unlink(missing_ok=True)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -7,7 +7,7 @@ import pytest
 
 from xla_b2t import config as configuration
 from xla_b2t.audit.inventory import check
-from xla_b2t.audit.resume import Resumed
+from xla_b2t.audit.resume import Resumed, changed_keys
 from xla_b2t.data.groups import open_group_set
 from xla_b2t.data.prebatch import PrebatchSettings, prebatch
 from xla_b2t.data.synth import SynthSettings, synthesize
@@ -82,6 +82,18 @@ def test_check_of_resume_names_every_changed_key(groups, resumed):
     for text in ("run.seed: found 4", "model.options.hidden: found 9, expected 8", "optimizer.eps: found 0.2"):
         assert text in error.what
     assert "run.dir=" in error.fix
+
+
+def test_check_of_resume_may_begin_elsewhere_and_turn_the_kernels_off(groups, resumed):
+    check(load(groups, "train.init_from=moved", "model.options.kernel=false"), 2, resumed)
+
+
+def test_check_of_resume_of_a_users_own_model_keeps_an_option_named_kernel(groups, tmp_path):
+    keys = ["model.factory=my_model.py:build", "model.options.kernel=3"]
+    (tmp_path / "config.toml").write_text(configuration.dumps(load(groups, *keys)))
+    keys[1] = "model.options.kernel=5"
+    (found,) = changed_keys(str(tmp_path / "config.toml"), load(groups, *keys))
+    assert (found.name, found.found) == ("model.options.kernel", "5")
 
 
 def test_check_of_resume_with_another_global_batch_gives_both(groups, resumed):

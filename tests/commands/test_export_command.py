@@ -8,8 +8,6 @@ import torch
 
 from xla_b2t import cli, config
 from xla_b2t.commands import train
-from xla_b2t.data.prebatch import PrebatchSettings, prebatch
-from xla_b2t.data.synth import SynthSettings, synthesize
 from xla_b2t.errors import UserError
 from xla_b2t.training.checkpoint import CheckpointFolder, load_file
 
@@ -21,16 +19,10 @@ KEYS = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(small_groups, tmp_path_factory):
     """Groups, and a run of two updates on them."""
     folder = tmp_path_factory.mktemp("export")
-    settings = SynthSettings(sessions=2, trials=24, features=16, seed=3, bins_per_phoneme=3.0, silence_bins=4.0)
-    synthesize(folder / "trials", settings)
-    prebatch(
-        folder / "trials",
-        folder / "groups",
-        PrebatchSettings(num_buckets=1, patch_bins=4, patch_stride=2, group_size=8),
-    )
+    (folder / "groups").symlink_to(small_groups)
     assert cli.main(["train", "--json", *options(folder, "run")]) == 0
     return folder
 

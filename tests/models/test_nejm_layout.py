@@ -86,3 +86,21 @@ def test_nejm_day_biases_of_another_shape_are_refused():
     assert caught.value.what == "day_biases of the shapes [(1, 4), (2, 4)], expected one, (1, C)"
     assert caught.value.where == "folder/best_checkpoint"
     assert caught.value.fix == "give a checkpoint of the published baseline"
+
+
+@pytest.mark.parametrize(
+    ("state", "found"),
+    [
+        (["a"], "a list"),
+        (torch.zeros(2), "a Tensor"),
+        ({"x": 3}, "int under 'x'"),
+        ({"day_weights.0": [1.0]}, "list under 'day_weights.0'"),
+        ({3: torch.zeros(2)}, "Tensor under 3"),
+    ],
+)
+def test_nejm_state_that_is_not_tensors_by_name_is_refused(state, found):
+    with pytest.raises(UserError) as caught:
+        from_nejm(state, 1, "folder/best_checkpoint")
+    assert caught.value.what == f"its weights are not tensors by name: found {found}"
+    assert caught.value.where == "folder/best_checkpoint"
+    assert caught.value.fix == "give a checkpoint of the published baseline"

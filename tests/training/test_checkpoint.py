@@ -1,11 +1,13 @@
 """Checkpoints are whole or passed over, and load without torch_xla."""
 
 import dataclasses
+import gc
 import json
 import logging
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -100,6 +102,54 @@ def test_load_file_that_is_foreign_is_refused(tmp_path):
         load_file(tmp_path / "text.pt")
     with pytest.raises(UserError, match="No such file"):
         load_file(tmp_path / "missing.pt")
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"version": None}, "it has no version"),
+        ({"state": None}, "Expected `object`, got `null` - at `$.state`"),
+        ({"state": {"weights": {"w": 3}}}, "Expected `Tensor`, got `int` - at `$.state.weights[...]`"),
+        ({"config": 3}, "Expected `str`, got `int` - at `$.config`"),
+        ({"sessions": "monday"}, "Expected `array`, got `str` - at `$.sessions`"),
+    ],
+)
+def test_load_file_that_lacks_a_part_is_refused(tmp_path, change, what):
+    path = CheckpointFolder(tmp_path).save(make(1), is_best=False)
+    torch.save({**torch.load(path, weights_only=True), **change}, path)
+    with pytest.raises(UserError) as caught:
+        load_file(path)
+    assert caught.value.what == f"step-00000001.pt is not a whole checkpoint: {what}"
+    assert (caught.value.where, caught.value.fix) == (str(path), "use another")
+
+
+def test_load_file_that_is_nothing_but_its_format_is_refused(tmp_path):
+    torch.save({"format": "xla_b2t.checkpoint"}, tmp_path / "a.pt")
+    with pytest.raises(UserError, match=r"a\.pt is not a whole checkpoint: it has no version"):
+        load_file(tmp_path / "a.pt")
+    torch.save({"format": "xla_b2t.checkpoint", "version": 1}, tmp_path / "a.pt")
+    with pytest.raises(UserError, match=r"a\.pt is not a whole checkpoint: Object missing required field `step`"):
+        load_file(tmp_path / "a.pt")
+
+
+def test_load_file_leaves_weights_and_moments_in_the_file_until_they_are_dropped(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    path = folder.save(make(1), is_best=False)
+    checkpoint = load_file(path)
+    assert _is_mapped(path)
+    for step in (2, 3):
+        folder.save(make(step), is_best=False)
+    assert not path.exists()
+    torch.testing.assert_close(vars(checkpoint.state), vars(make(1).state), rtol=0, atol=0)
+    fixed = checkpoint.state.fixed
+    del checkpoint
+    gc.collect()
+    assert not _is_mapped(path), "frozen parameters and buffers, which a run keeps, must not hold the file"
+    assert fixed["b"].tolist() == [1, 1]
+
+
+def _is_mapped(path):
+    return str(path) in Path("/proc/self/maps").read_text()
 
 
 def test_load_file_of_newer_version_asks_to_upgrade(tmp_path):

@@ -1,6 +1,7 @@
 """The published baseline's folder: one that its code has saved is read, one that we write is as its code reads it."""
 
 import dataclasses
+import os
 import shutil
 from pathlib import Path
 
@@ -51,6 +52,7 @@ def test_nejm_checkpoint_that_its_code_saved_is_read(tmp_path):
     assert config.augment.smooth_sigma_bins == 2.0
     assert config.model.options == {
         "patch_bins": 3, "patch_stride": 2, "hidden": 5, "layers": 2, "dropout": 0.4, "input_dropout": 0.2,
+        "kernel": True,
     }  # fmt: skip
     with torch.device("meta"):
         check_fits(build_model(config.model, Sizes(4, 3, 7)), checkpoint, "here")
@@ -78,6 +80,7 @@ FIX = "put the args.yaml of its training beside the checkpoint: it names the ses
         ("a: [", "its settings are not YAML: while parsing a flow node"),
         ("model: 3", "its settings do not describe the model: Expected `object`, got `int` - at `$.model`"),
         ("dataset: {}", "its settings do not describe the model: Object missing required field `sessions`"),
+        ("dataset: {sessions: []}", "its settings do not describe the model: Expected `array` of length >= 1"),
     ],
 )
 def test_nejm_settings_that_do_not_serve_are_refused(tmp_path, text, what):
@@ -88,6 +91,40 @@ def test_nejm_settings_that_do_not_serve_are_refused(tmp_path, text, what):
         read_checkpoint(path)
     assert caught.value.what.startswith(what)
     assert (caught.value.where, caught.value.fix) == (str(args), FIX)
+
+
+def test_nejm_settings_that_name_a_session_twice_are_refused(tmp_path):
+    def change(settings):
+        settings["dataset"]["sessions"] = ["t15.2023.08.13", "t15.2023.08.11", "t15.2023.08.13"]
+
+    path = copied(tmp_path, change)
+    with pytest.raises(UserError) as caught:
+        read_checkpoint(path)
+    assert caught.value.what == (
+        "its settings name a session more than once: t15.2023.08.13; which day layer is its own is not known"
+    )
+    assert caught.value.where == str(path.with_name("args.yaml"))
+    assert caught.value.fix == "give each day layer a name of its own in dataset.sessions"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"scheduler_state_dict": [3]},
+        {"scheduler_state_dict": {"last_epoch": "x"}},
+        {"scheduler_state_dict": {"last_epoch": float("inf")}},
+        {"val_PER": "low"},
+        {"val_PER": torch.ones(2)},
+    ],
+)
+def test_nejm_checkpoint_whose_numbers_are_none_is_refused(tmp_path, change):
+    path = copied(tmp_path)
+    torch.save({"model_state_dict": torch.load(path, weights_only=False)["model_state_dict"], **change}, path)
+    with pytest.raises(UserError) as caught:
+        read_checkpoint(path)
+    assert caught.value.what.startswith("its scheduler_state_dict or val_PER is not as its training saves it: ")
+    assert caught.value.where == str(path)
+    assert caught.value.fix == "give a checkpoint of the published baseline, or leave both away"
 
 
 def test_nejm_export_has_the_names_and_settings_that_its_evaluation_reads(tmp_path):
@@ -150,10 +187,48 @@ def test_nejm_export_over_a_checkpoint_asks_first(tmp_path):
     with pytest.raises(UserError) as caught:
         nejm.export(make(), tmp_path, "run", overwrite=False)
     assert (caught.value.what, caught.value.where) == ("there is a checkpoint already", str(path))
-    assert caught.value.fix == "give another --out, or --overwrite to replace it"
+    assert caught.value.fix == "give another --out, or --overwrite to replace what is there"
     assert path.read_bytes() == before
     nejm.export(dataclasses.replace(make(), val_per=None), tmp_path, "run", overwrite=True)
     assert read_checkpoint(path).val_per is None
+
+
+def test_nejm_export_over_a_training_that_has_no_checkpoint_yet_keeps_its_settings(tmp_path):
+    args = copied(tmp_path).with_name("args.yaml")
+    args.with_name("best_checkpoint").unlink()
+    before = args.read_bytes()
+    with pytest.raises(UserError) as caught:
+        nejm.export(make(), tmp_path, "run", overwrite=False)
+    assert (caught.value.what, caught.value.where) == ("there are settings of a model already", str(args))
+    assert caught.value.fix == "give another --out, or --overwrite to replace what is there"
+    assert args.read_bytes() == before
+    assert [path.name for path in args.parent.iterdir()] == ["args.yaml"]
+
+
+@pytest.mark.parametrize("failing", ["args.yaml", "best_checkpoint"])
+def test_nejm_export_that_ends_half_way_leaves_no_weights_beside_settings_of_another_order(
+    tmp_path, monkeypatch, failing
+):
+    path, args = nejm.export(make(), tmp_path, "run", overwrite=False)
+    replace = os.replace
+
+    def fail(source, target):
+        if Path(target).name == failing:
+            raise OSError(5, "Input/output error")
+        replace(source, target)
+
+    other = dataclasses.replace(make(), sessions=SESSIONS[::-1])
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(UserError, match="Input/output error"):
+        nejm.export(other, tmp_path, "run", overwrite=True)
+    monkeypatch.undo()
+    assert [file.name for file in args.parent.iterdir()] == ["args.yaml"]
+    with pytest.raises(UserError) as caught:
+        read_checkpoint(path)
+    assert caught.value.what == "best_checkpoint cannot be read: No such file or directory"
+    assert (caught.value.where, caught.value.fix) == (str(path), "check the path")
+    nejm.export(other, tmp_path, "run", overwrite=True)
+    assert read_checkpoint(path).sessions == SESSIONS[::-1]
 
 
 def test_nejm_export_that_the_disk_does_not_take_says_why_and_keeps_what_was_there(tmp_path, monkeypatch):

@@ -13,9 +13,10 @@ class Mean:
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-def test_tensor_file_gives_tensors_and_numpy_scalars(tmp_path, mapped):
+@pytest.mark.parametrize("zipped", [False, True])
+def test_tensor_file_gives_tensors_and_numpy_scalars(tmp_path, mapped, zipped):
     scalars = {kind.__name__: kind(1) for kind in (np.float32, np.float64, np.int64, np.bool_)}
-    torch.save({"w": torch.arange(3.0), **scalars}, tmp_path / "a.pt")
+    torch.save({"w": torch.arange(3.0), **scalars}, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
     values = read_tensor_file(tmp_path / "a.pt", mapped=mapped)
     assert values.pop("w").tolist() == [0, 1, 2]
     assert values == scalars
@@ -49,8 +50,9 @@ def test_tensor_file_with_an_object_is_refused_and_leaves_nothing_allowed(tmp_pa
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-def test_tensor_file_that_is_damaged_or_missing_is_named(tmp_path, mapped):
-    torch.save({"w": torch.ones(200)}, tmp_path / "a.pt")
+@pytest.mark.parametrize("zipped", [False, True])
+def test_tensor_file_that_is_damaged_or_missing_is_named(tmp_path, mapped, zipped):
+    torch.save({"w": torch.ones(200)}, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
     (tmp_path / "a.pt").write_bytes((tmp_path / "a.pt").read_bytes()[:300])
     with pytest.raises(UserError) as caught:
         read_tensor_file(tmp_path / "a.pt", mapped=mapped)

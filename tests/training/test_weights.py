@@ -8,8 +8,6 @@ import torch
 from xla_b2t import config as configuration
 from xla_b2t.config import ModelConfig
 from xla_b2t.data.groups import open_group_set
-from xla_b2t.data.prebatch import PrebatchSettings, prebatch
-from xla_b2t.data.synth import SynthSettings, synthesize
 from xla_b2t.errors import UserError
 from xla_b2t.models.build import build_model
 from xla_b2t.models.protocol import Sizes
@@ -37,19 +35,6 @@ def make(model=None, sessions=SESSIONS, num_features=4, keys=()):
     config = configuration.load(None, [f"model.options.{key}={value}" for key, value in OPTIONS.items()] + list(keys))
     state = initial_state(model or small())
     return Checkpoint(5, state, configuration.dumps(config), "abc", 32, sessions, num_features, 41, 0.5)
-
-
-@pytest.fixture(scope="module")
-def groups(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("weights")
-    settings = SynthSettings(sessions=2, trials=24, features=16, seed=3, bins_per_phoneme=3.0, silence_bins=4.0)
-    synthesize(folder / "trials", settings)
-    prebatch(
-        folder / "trials",
-        folder / "groups",
-        PrebatchSettings(num_buckets=1, patch_bins=4, patch_stride=2, group_size=8),
-    )
-    return folder / "groups"
 
 
 def test_find_checkpoint_knows_runs_and_published_folders(tmp_path):
@@ -96,12 +81,12 @@ def test_read_checkpoint_takes_both_layouts_and_no_other(tmp_path):
 
 def test_for_sessions_picks_days_by_name():
     checkpoint = make()
-    assert for_sessions(checkpoint, SESSIONS, "data") is checkpoint
-    found = for_sessions(checkpoint, ("wed", "mon"), "data")
+    assert for_sessions(checkpoint, "a.pt", SESSIONS, "data") is checkpoint
+    found = for_sessions(checkpoint, "a.pt", ("wed", "mon"), "data")
     assert found.sessions == ("wed", "mon")
     assert found.state.weights["day.day_bias"][:, 0].tolist() == [3, 1]
     assert found.state.weights["day.day_weight"][:, 0, 0].tolist() == [3, 1]
-    assert found.state.moment1["day.day_bias"].shape == (2, 4)
+    assert (found.state.moment1, found.state.moment2) == ({}, {})
     for name in ("gru.bias_ih_l0", "out.weight", "h0"):
         assert found.state.weights[name] is checkpoint.state.weights[name]
 
@@ -109,7 +94,7 @@ def test_for_sessions_picks_days_by_name():
 def test_for_sessions_that_the_checkpoint_lacks_lists_them():
     wanted = ("mon", *(f"new {number}" for number in range(7)))
     with pytest.raises(UserError) as caught:
-        for_sessions(make(), wanted, "groups")
+        for_sessions(make(), "a.pt", wanted, "groups")
     assert caught.value.what == (
         "7 of the 8 sessions are unknown to the checkpoint: new 0, new 1, new 2, new 3, new 4 and 2 more; "
         "it was trained on 3, mon to wed"
@@ -120,11 +105,19 @@ def test_for_sessions_that_the_checkpoint_lacks_lists_them():
 
 def test_for_sessions_of_a_users_own_model_must_be_those_of_the_run():
     checkpoint = make(keys=["model.factory=my_model.py:build"])
-    assert for_sessions(checkpoint, SESSIONS, "groups") is checkpoint
+    assert for_sessions(checkpoint, "a.pt", SESSIONS, "groups") is checkpoint
     with pytest.raises(UserError) as caught:
-        for_sessions(checkpoint, ("tue", "mon", "wed"), "groups")
+        for_sessions(checkpoint, "a.pt", ("tue", "mon", "wed"), "groups")
     assert "which weights of my_model.py:build belong to a session is not known" in caught.value.what
     assert (caught.value.where, caught.value.fix) == ("groups", "give the groups that the run trained on")
+
+
+def test_for_sessions_with_a_broken_configuration_blames_the_checkpoint():
+    checkpoint = dataclasses.replace(make(), config="[model")
+    with pytest.raises(UserError) as caught:
+        for_sessions(checkpoint, "a.pt", ("tue", "mon"), "groups")
+    assert caught.value.what.startswith("the configuration kept here is not TOML: ")
+    assert (caught.value.where, caught.value.fix) == ("a.pt", "use another file")
 
 
 def test_check_fits_says_what_is_missing_unknown_or_of_another_shape():
@@ -143,12 +136,12 @@ def test_check_fits_says_what_is_missing_unknown_or_of_another_shape():
     assert "set [model.options] to those it was trained with" in caught.value.fix
 
 
-def test_check_use_of_data_with_other_features_is_refused(groups):
+def test_check_use_of_data_with_other_features_is_refused(small_groups):
     with pytest.raises(UserError) as caught:
-        check_use(make(), "a.pt", ModelConfig(options=OPTIONS), open_group_set(groups))
+        check_use(make(), "a.pt", ModelConfig(options=OPTIONS), open_group_set(small_groups))
     assert caught.value.what == "the groups have 16 features, the checkpoint was trained on 4"
     assert (caught.value.where, caught.value.fix) == (
-        str(groups), "give groups with the features that it was trained on"
+        str(small_groups), "give groups with the features that it was trained on"
     )  # fmt: skip
 
 
@@ -156,20 +149,20 @@ def test_start_from_replaces_every_value_with_days_by_name(tmp_path):
     path, _ = nejm.export(make(), tmp_path, "run", overwrite=False)
     model = small(num_days=2, seed=8)
     start_from(model, path, ("wed", "tue"), "data")
-    expected = for_sessions(make(), ("wed", "tue"), "data").state.weights
+    expected = for_sessions(make(), "a.pt", ("wed", "tue"), "data").state.weights
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter.detach(), expected[name]), name
     with pytest.raises(UserError, match=r"do not fit the model: gru\.weight_ih_l1 is missing"):
         start_from(small(layers=2), path, SESSIONS, "data")
 
 
-def test_run_begins_with_the_weights_it_is_given_and_a_fresh_optimizer(groups, tmp_path):
-    sessions = open_group_set(groups).sessions
+def test_run_begins_with_the_weights_it_is_given_and_a_fresh_optimizer(small_groups, tmp_path):
+    sessions = open_group_set(small_groups).sessions
     source = make(small(num_features=16, num_days=3), ("t15.1999.01.01", sessions[1], sessions[0]), num_features=16)
     path, _ = nejm.export(source, tmp_path / "theirs", "run", overwrite=False)
     keys = [
         *(f"model.options.{key}={value}" for key, value in OPTIONS.items()),
-        *(f"data.dir={groups}", f"run.dir={tmp_path}/run", f"train.init_from={path}", "model.dtype=float32"),
+        *(f"data.dir={small_groups}", f"run.dir={tmp_path}/run", f"train.init_from={path}", "model.dtype=float32"),
         *("train.steps=1", "train.global_batch=16", "train.log_every=1", "validation.every=0"),
     ]
     config = configuration.load(None, keys)
@@ -177,7 +170,7 @@ def test_run_begins_with_the_weights_it_is_given_and_a_fresh_optimizer(groups, t
     run_rank(Alone("cpu"), job)
     found = load_file(CheckpointFolder(tmp_path / "run").find("latest")[0])
     # The rate of the first update is 0, the beginning of the warm-up.
-    expected = for_sessions(source, sessions, "data").state.weights
+    expected = for_sessions(source, "a.pt", sessions, "data").state.weights
     assert found.sessions == sessions
     for name, weight in found.state.weights.items():
         torch.testing.assert_close(weight, expected[name], rtol=0, atol=0)

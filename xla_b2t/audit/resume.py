@@ -2,7 +2,7 @@
 
 A resumed run is to equal the uninterrupted one, so what the weights and the order of trials depend on must not change.
 The number of cores may, as long as the global batch stays: the schedule deals the same groups. So may how the state
-is spread over them.
+is spread over them, whether our own models run the TPU's kernels, which compute the same, and what a run began with.
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,10 @@ from xla_b2t.config import Config
 MAY_CHANGE = (
     "run.dir", "run.cores", "data.dir", "data.prefetch_batches", "optimizer.sharded",
     "train.steps", "train.batch_size", "train.global_batch", "train.accumulation", "train.log_every",
-    "train.checkpoint_every", "validation.every", "validation.split", "validation.batch_size",
+    "train.checkpoint_every", "train.init_from", "validation.every", "validation.split", "validation.batch_size",
 )  # fmt: skip
+KERNEL = "model.options.kernel"
+"""May change too, but for a user's own model, whose options mean what it likes."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ def changed_keys(before_path: str, config: Config) -> list[Finding]:
     """
     before = _flat(msgspec.to_builtins(configuration.load(before_path)))
     now = _flat(msgspec.to_builtins(config))
+    may_change = MAY_CHANGE if config.model.factory else (*MAY_CHANGE, KERNEL)
     return [
         Finding(
             "resume",
@@ -51,7 +54,7 @@ def changed_keys(before_path: str, config: Config) -> list[Finding]:
             f"leave {key} as it was, or begin another run with --set run.dir=",
         )
         for key in sorted(before.keys() | now.keys())
-        if key not in MAY_CHANGE and before.get(key) != now.get(key)
+        if key not in may_change and before.get(key) != now.get(key)
     ]
 
 

@@ -127,7 +127,7 @@ def evaluate_rank(world: "World", job: EvaluationJob) -> None:
     from xla_b2t.xla.compile_guard import CompileGuard
 
     group_set = open_group_set(job.data_dir)
-    checkpoint = for_sessions(read_checkpoint(job.checkpoint), group_set.sessions, job.data_dir)
+    checkpoint = for_sessions(read_checkpoint(job.checkpoint), job.checkpoint, group_set.sessions, job.data_dir)
     config = configuration.loads(checkpoint.config, job.checkpoint)
     model = build_model(config.model, Sizes(checkpoint.num_features, len(checkpoint.sessions), checkpoint.num_classes))
     dtype = DTYPES[config.model.dtype]

@@ -9,6 +9,7 @@ Source: Neuroprosthetics-Lab/nejm-brain-to-text, the state of its `GRUDecoder` a
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,11 +38,11 @@ def to_nejm(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"{COMPILED}{name}": tensor.clone() for name, tensor in theirs.items()}
 
 
-def from_nejm(state: Mapping[str, Tensor], num_days: int, where: str) -> dict[str, Tensor]:
+def from_nejm(state: Any, num_days: int, where: str) -> dict[str, Tensor]:
     """That model's state as weights of `gru_decoder`, in its order of days.
 
     Args:
-        state: by its names, with or without prefixes.
+        state: tensors by its names, with or without prefixes; from a file, so it may be anything.
         num_days: D, the sessions that its settings name.
         where: the file, for errors.
 
@@ -49,8 +50,10 @@ def from_nejm(state: Mapping[str, Tensor], num_days: int, where: str) -> dict[st
         float32, by our names; whether they fit a model is for the caller to check.
 
     Raises:
-        UserError: its day layers are not one weight (C, C) and one bias (1, C) for each session.
+        UserError: it is not tensors by name; its day layers are not one weight (C, C) and one bias (1, C) for each
+            session.
     """
+    _check_named_tensors(state, where)
     named = {_PREFIXES.sub("", name): tensor for name, tensor in state.items()}
     lists: dict[str, dict[int, Tensor]] = {list_name: {} for list_name in _DAY_LISTS}
     weights = {}
@@ -78,3 +81,18 @@ def from_nejm(state: Mapping[str, Tensor], num_days: int, where: str) -> dict[st
         days = [by_day[day] for day in range(num_days)]
         weights[_DAY_LISTS[list_name]] = torch.cat(days) if is_bias else torch.stack(days)
     return weights
+
+
+def _check_named_tensors(state: Any, where: str) -> None:
+    found = "" if isinstance(state, Mapping) else f"a {type(state).__name__}"
+    if not found:
+        others = [
+            f"{type(value).__name__} under {name!r}"
+            for name, value in state.items()
+            if not (isinstance(name, str) and isinstance(value, Tensor))
+        ]
+        found = others[0] if others else ""
+    if found:
+        raise UserError(
+            f"its weights are not tensors by name: found {found}", where, "give a checkpoint of the published baseline"
+        )

@@ -8,10 +8,11 @@ each must hash to. Both are written under a temporary name, flushed to disk and 
 import hashlib
 import json
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from xla_b2t.errors import UserError
@@ -157,24 +158,33 @@ class CheckpointFolder:
 def load_file(path: str | Path) -> Checkpoint:
     """Reads one checkpoint file.
 
+    Weights and moments stay in the file until they are read: ranks on one host share its pages, and one that holds a
+    part of the moments reads little more. Frozen parameters and buffers, which a run keeps to its end, are read, so
+    that the file is let go with the rest. It may be replaced or removed meanwhile, as `CheckpointFolder` does.
+
     Raises:
         UserError: missing, damaged, not ours, or of a newer version.
     """
-    return checkpoint_of(read_tensor_file(path), Path(path))
+    checkpoint = checkpoint_of(read_tensor_file(path, mapped=True), Path(path))
+    fixed = {name: tensor.clone() for name, tensor in checkpoint.state.fixed.items()}
+    return replace(checkpoint, state=replace(checkpoint.state, fixed=fixed))
 
 
 def checkpoint_of(values: Any, path: Path) -> Checkpoint:
     """The checkpoint that a file's values are; errors as of `load_file`."""
-    if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
+    if not isinstance(values, dict) or values.get("format") != FORMAT:
         raise UserError(f"{path.name} is not a checkpoint of xla_b2t", str(path), "give a file of checkpoints/")
-    version = values.pop("version")
+    version = values.get("version")
+    if not isinstance(version, int):
+        raise UserError(f"{path.name} is not a whole checkpoint: it has no version", str(path), "use another")
     if version > VERSION:
         raise UserError(
             f"checkpoint version {version}, this program reads up to {VERSION}", str(path), "upgrade xla_b2t"
         )
-    values["state"] = TrainState(**values["state"])
-    values["sessions"] = tuple(values["sessions"])
-    return Checkpoint(**values)
+    try:
+        return msgspec.convert(values, Checkpoint)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{path.name} is not a whole checkpoint: {error}", str(path), "use another") from None
 
 
 def disk_error(error: Exception, where: str, fix: str) -> UserError:

@@ -8,10 +8,10 @@ left to `models/nejm_layout.py`.
 Source: Neuroprosthetics-Lab/nejm-brain-to-text, what its `rnn_trainer.py` saves and its `evaluate_model.py` loads.
 """
 
-import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import torch
@@ -20,7 +20,7 @@ import yaml
 from xla_b2t import config as configuration
 from xla_b2t.config import AugmentConfig, Config, ModelConfig, decode
 from xla_b2t.errors import UserError
-from xla_b2t.files import replacing
+from xla_b2t.files import flush, replacing
 from xla_b2t.models.gru_decoder import GruDecoderOptions
 from xla_b2t.models.nejm_layout import from_nejm, to_nejm
 from xla_b2t.training.checkpoint import Checkpoint, disk_error
@@ -57,7 +57,7 @@ class _Transforms(msgspec.Struct):
 
 
 class _Dataset(msgspec.Struct):
-    sessions: list[str]
+    sessions: Annotated[list[str], msgspec.Meta(min_length=1)]
     n_classes: int
     data_transforms: _Transforms
     batch_size: int = 0
@@ -78,13 +78,14 @@ def export(checkpoint: Checkpoint, out: Path, where: str, overwrite: bool) -> li
         checkpoint: of a `gru_decoder`.
         out: folder to write; made where it is missing.
         where: the file that the checkpoint is from, for errors.
-        overwrite: replace a checkpoint that is there.
+        overwrite: replace a checkpoint, or settings, that are there.
 
     Returns:
         the files.
 
     Raises:
-        UserError: a model that this layout cannot hold, a checkpoint that is there, a disk that does not take it.
+        UserError: a model that this layout cannot hold, a checkpoint or settings that are there, a disk that
+            does not take it.
     """
     config = configuration.loads(checkpoint.config, where)
     model = config.model.factory or config.model.name
@@ -96,19 +97,23 @@ def export(checkpoint: Checkpoint, out: Path, where: str, overwrite: bool) -> li
         )
     path = out / CHECKPOINT
     args_path = path.with_name(ARGS)
-    if path.exists() and not overwrite:
-        raise UserError("there is a checkpoint already", str(path), "give another --out, or --overwrite to replace it")
+    for there, what in ((path, "is a checkpoint"), (args_path, "are settings of a model")):
+        if there.exists() and not overwrite:
+            fix = "give another --out, or --overwrite to replace what is there"
+            raise UserError(f"there {what} already", str(there), fix)
     settings = msgspec.to_builtins(_args_of(checkpoint, config))
     values = {STATE: to_nejm(checkpoint.state.weights | checkpoint.state.fixed), "val_PER": checkpoint.val_per}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Both are on disk before either takes its place, the weights last: never one beside the other of an old pair.
+        # The settings take their place before the weights do, and weights must never lie beside another order of days:
+        # once the new pair is on disk the old weights go, so an export that ends half-way has none.
         with replacing(path) as new, replacing(args_path) as new_args:
             new_args.write_text(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), encoding="utf-8")
             with open(new, "wb") as file:
                 torch.save(values, file)
-                file.flush()
-                os.fsync(file.fileno())
+            flush(new_args)
+            flush(new)
+            path.unlink(missing_ok=True)
     except (OSError, RuntimeError) as error:
         raise disk_error(error, str(out), "give another --out") from error
     return [path, args_path]
@@ -122,13 +127,22 @@ def checkpoint_of(values: Mapping[str, Any], path: Path) -> Checkpoint:
         path: the file; `args.yaml` must lie beside it.
 
     Raises:
-        UserError: no settings beside it, settings that say too little, day layers that are not one a session.
+        UserError: no settings beside it, settings that say too little or name a session twice, weights that are not
+            tensors by name, day layers that are not one a session.
     """
     args = _read_args(path.with_name(ARGS))
     weights = from_nejm(values[STATE], len(args.dataset.sessions), str(path))
-    schedule = values.get("scheduler_state_dict") or {}
+    try:
+        step = int((values.get("scheduler_state_dict") or {}).get("last_epoch", 0))
+        val_per = None if values.get("val_PER") is None else float(values["val_PER"])
+    except (AttributeError, TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise UserError(
+            f"its scheduler_state_dict or val_PER is not as its training saves it: {error}",
+            str(path),
+            "give a checkpoint of the published baseline, or leave both away",
+        ) from None
     return Checkpoint(
-        step=int(schedule.get("last_epoch", 0)),
+        step=step,
         state=TrainState(weights, {}, {}, {}),
         config=configuration.dumps(_config_of(args, str(path.with_name(ARGS)))),
         conversion="",
@@ -136,7 +150,7 @@ def checkpoint_of(values: Mapping[str, Any], path: Path) -> Checkpoint:
         sessions=tuple(args.dataset.sessions),
         num_features=args.model.n_input_features,
         num_classes=args.dataset.n_classes,
-        val_per=None if values.get("val_PER") is None else float(values["val_PER"]),
+        val_per=val_per,
     )
 
 
@@ -187,6 +201,13 @@ def _read_args(path: Path) -> _Args:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"its settings are not YAML: {error}", str(path), fix) from None
     try:
-        return msgspec.convert(settings, _Args, strict=False)  # YAML reads 1e-4 as text
+        args = msgspec.convert(settings, _Args, strict=False)  # YAML reads 1e-4 as text
     except msgspec.ValidationError as error:
         raise UserError(f"its settings do not describe the model: {error}", str(path), fix) from None
+    if twice := [session for session, count in Counter(args.dataset.sessions).items() if count > 1]:
+        raise UserError(
+            f"its settings name a session more than once: {', '.join(twice)}; which day layer is its own is not known",
+            str(path),
+            "give each day layer a name of its own in dataset.sessions",
+        )
+    return args

@@ -6,6 +6,7 @@ too, because training loops like to keep an error rate as one. What the values m
 
 import re
 import threading
+import zipfile
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,15 @@ def read_tensor_file(path: str | Path, *, mapped: bool = False) -> Any:
 
     Args:
         path: the file.
-        mapped: True leaves tensors in the file until they are read: of a checkpoint with its moments, a third.
+        mapped: True leaves tensors in the file until they are read: of a checkpoint with its moments, a third. Files
+            in torch's layout before 1.6, which is not a zip archive, are read whole.
 
     Raises:
         UserError: missing, damaged, or with Python objects in it.
     """
     path = Path(path)
     try:
+        mapped = mapped and zipfile.is_zipfile(path)
         with _READING, _numpy_scalars():
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except OSError as error:

@@ -20,6 +20,7 @@ from xla_b2t.models.protocol import Sizes
 from xla_b2t.training import checkpoint as own
 from xla_b2t.training import nejm
 from xla_b2t.training.checkpoint import Checkpoint, CheckpointFolder
+from xla_b2t.training.step import TrainState
 from xla_b2t.training.tensor_file import read_tensor_file
 
 _OF_DAYS = re.compile(r"(^|\.)day_(weight|bias)$")
@@ -63,16 +64,18 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     return own.checkpoint_of(values, Path(path))
 
 
-def for_sessions(checkpoint: Checkpoint, sessions: tuple[str, ...], where: str) -> Checkpoint:
-    """The same decoder for data of these sessions: its day layers are picked by name.
+def for_sessions(checkpoint: Checkpoint, path: str, sessions: tuple[str, ...], where: str) -> Checkpoint:
+    """The same decoder for data of these sessions: its day layers are picked by name, without their moments.
 
     Args:
         checkpoint: from `read_checkpoint`.
+        path: its file, for errors.
         sessions: name of each day of the data, in the order of its day indices.
         where: the data, for errors.
 
     Raises:
-        UserError: a session that it was not trained on; a user's own model and other sessions.
+        UserError: a session that it was not trained on; a user's own model and other sessions; a broken
+            configuration in the checkpoint.
     """
     if sessions == checkpoint.sessions:
         return checkpoint
@@ -83,7 +86,7 @@ def for_sessions(checkpoint: Checkpoint, sessions: tuple[str, ...], where: str) 
             where,
             "give groups that were pre-batched from its sessions alone",
         )
-    if factory := configuration.loads(checkpoint.config, where).model.factory:
+    if factory := configuration.loads(checkpoint.config, path).model.factory:
         raise UserError(
             f"the groups have {len(sessions)} sessions, the checkpoint was trained on {len(checkpoint.sessions)}, in "
             f"an order of their own; which weights of {factory} belong to a session is not known",
@@ -91,13 +94,12 @@ def for_sessions(checkpoint: Checkpoint, sessions: tuple[str, ...], where: str) 
             "give the groups that the run trained on",
         )
     days = torch.tensor([checkpoint.sessions.index(session) for session in sessions])
-    state = checkpoint.state
 
     def picked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {name: tensor[days] if _OF_DAYS.search(name) else tensor for name, tensor in tensors.items()}
 
-    parts = {part: picked(tensors) for part, tensors in vars(state).items()}
-    return replace(checkpoint, state=replace(state, **parts), sessions=tuple(sessions))
+    state = TrainState(picked(checkpoint.state.weights), {}, {}, picked(checkpoint.state.fixed))
+    return replace(checkpoint, state=state, sessions=tuple(sessions))
 
 
 def check_fits(model: nn.Module, checkpoint: Checkpoint, where: str) -> None:
@@ -144,7 +146,7 @@ def check_use(checkpoint: Checkpoint, path: str, config: ModelConfig, group_set:
         )
     with torch.device("meta"):
         model = build_model(config, Sizes(group_set.num_features, len(group_set.sessions), group_set.num_classes))
-    check_fits(model, for_sessions(checkpoint, group_set.sessions, group_set.folder), path)
+    check_fits(model, for_sessions(checkpoint, path, group_set.sessions, group_set.folder), path)
 
 
 def start_from(model: nn.Module, path: str | Path, sessions: tuple[str, ...], data_dir: str) -> None:
@@ -159,7 +161,7 @@ def start_from(model: nn.Module, path: str | Path, sessions: tuple[str, ...], da
     Raises:
         UserError: it cannot be read, lacks a session, or is of a model that this is not.
     """
-    checkpoint = for_sessions(read_checkpoint(path), sessions, data_dir)
+    checkpoint = for_sessions(read_checkpoint(path), str(path), sessions, data_dir)
     check_fits(model, checkpoint, str(path))
     values = checkpoint.state.weights | checkpoint.state.fixed
     with torch.no_grad():
