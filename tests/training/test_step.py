@@ -141,6 +141,22 @@ def test_step_places_parameters_where_torch_gru_finds_them(xla_device):
     assert {weight.dtype for weight in model.extra.gru._flat_weights} == {torch.bfloat16}
 
 
+@pytest.mark.parametrize("sharded", ["false", "true"])
+def test_step_keeps_an_empty_parameter_as_it_is(xla_device, sharded):
+    class WithEmpty(Small):
+        def __init__(self):
+            super().__init__()
+            self.spare = nn.Parameter(torch.empty(0))
+
+        def forward(self, features_BTC, input_bins_B, days_B):
+            return super().forward(features_BTC + self.spare.sum(), input_bins_B, days_B)
+
+    step = make(WithEmpty(), f"optimizer.sharded={sharded}")
+    run(step)
+    assert np.isfinite(step.totals().mean_norm)
+    assert step.state().weights["spare"].shape == (0,)
+
+
 class Normed(nn.Module):
     """Keeps running statistics."""
 
