@@ -105,6 +105,7 @@ class TrainStep:
         self._accumulated = place([torch.zeros(shape) for shape in accumulated])
         (self._totals,) = place([torch.zeros(4)])
         self._keep_totals = False
+        self._num_scheduled: int | None = None
         self._has_run = False
 
     def run(self, step: int, bucket: int, batches: Iterator[DeviceBatch]) -> None:
@@ -121,7 +122,9 @@ class TrainStep:
         """
         values = optimizer.controls(step, self._keep_totals, self._config.optimizer)
         self._keep_totals = True
-        controls_N, *scheduled = to_device([torch.from_numpy(values), *scheduled_numbers(self.model, step)])
+        numbers = scheduled_numbers(self.model, step, self._num_scheduled)
+        self._num_scheduled = sum(map(len, numbers))
+        controls_N, *scheduled = to_device([torch.from_numpy(values), *numbers])
         is_split = self._config.train.accumulation > 1 or not self._world.reduces_in_graph
         pending: list[torch.Tensor] = []
         self.model.train()
