@@ -1,5 +1,8 @@
 """The one error that a user can mend. Everything else that is raised is a fault of ours."""
 
+import traceback
+from pathlib import Path
+
 
 class UserError(Exception):
     """Something the user can put right: exit code 2, no traceback.
@@ -20,3 +23,12 @@ class UserError(Exception):
 
     def __str__(self) -> str:
         return f"{self.what}\n  where: {self.where}\n  fix:   {self.fix}"
+
+
+def line_of(error: Exception, file: Path) -> str:
+    """The innermost line of the user's file on the way to its error; the file alone where none is known."""
+    if isinstance(error, SyntaxError) and error.lineno and error.filename and Path(error.filename) == file.absolute():
+        return f"{file}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    numbers = [frame.lineno for frame in frames if Path(frame.filename) == file.absolute()]
+    return f"{file}:{numbers[-1]}" if numbers else str(file)

@@ -19,7 +19,9 @@ def ctc(logits_BPK):
 
 
 def test_trial_losses_of_one_head_are_its_ctc_loss():
-    assert torch.equal(trial_losses(DecoderOutput(scores(0), STEPS_B), LABELS_BL, LENGTHS_B), ctc(scores(0)))
+    losses = trial_losses(DecoderOutput(scores(0), STEPS_B), LABELS_BL, LENGTHS_B)
+    assert torch.equal(losses.objective_B, ctc(scores(0)))
+    assert torch.equal(losses.main_B, ctc(scores(0)))
 
 
 def test_trial_losses_of_several_heads_are_their_weighted_sum_and_the_models_own():
@@ -27,4 +29,6 @@ def test_trial_losses_of_several_heads_are_their_weighted_sum_and_the_models_own
     heads = (AuxiliaryHead("a", scores(1), 0.3), AuxiliaryHead("b", scores(2), 2.0))
     output = DecoderOutput(scores(0), STEPS_B, own_B, heads, weight=0.5)
     expected = 0.5 * ctc(scores(0)) + 0.3 * ctc(scores(1)) + 2.0 * ctc(scores(2)) + own_B
-    torch.testing.assert_close(trial_losses(output, LABELS_BL, LENGTHS_B), expected, rtol=1e-6, atol=0)
+    losses = trial_losses(output, LABELS_BL, LENGTHS_B)
+    torch.testing.assert_close(losses.objective_B, expected, rtol=1e-6, atol=0)
+    assert torch.equal(losses.main_B, ctc(scores(0))), "without weight: what validation measures"

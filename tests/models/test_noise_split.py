@@ -43,7 +43,7 @@ def losses(model, strength):
     output = model.train()(*sample(), torch.tensor([strength]))
     clean, noisy = output.logits_BPK, output.heads[0].logits_BPK
     parts = [ctc_loss(logits, LABELS_BL, output.steps_B, LENGTHS_B).sum() for logits in (clean, noisy)]
-    return (*parts, trial_losses(output, LABELS_BL, LENGTHS_B).sum())
+    return (*parts, trial_losses(output, LABELS_BL, LENGTHS_B).objective_B.sum())
 
 
 def gradients(loss, model):
@@ -73,7 +73,7 @@ def test_noise_split_gives_scores_and_gradients_in_its_dtype(dtype):
     assert {output.logits_BPK.dtype, head.logits_BPK.dtype} == {dtype}
     assert output.steps_B.dtype == torch.int32
     assert output.steps_B.tolist() == [model.output_steps(count) for count in input_bins.tolist()] == [9, 5, 3, 1]
-    trial_losses(output, LABELS_BL, LENGTHS_B).sum().backward()
+    trial_losses(output, LABELS_BL, LENGTHS_B).objective_B.sum().backward()
     assert {parameter.grad.dtype for parameter in model.parameters()} == {dtype}
 
 
@@ -135,7 +135,7 @@ def test_noise_split_on_xla_trains_in_its_dtype(on_xla, xla_device, dtype):
 
     def step(features, input_bins, days, labels, lengths, strength):
         output = placed(features, input_bins, days, strength)
-        loss = trial_losses(output, labels, lengths).sum()
+        loss = trial_losses(output, labels, lengths).objective_B.sum()
         return [loss, *torch.autograd.grad(loss, list(placed.parameters()))]
 
     features, *rest = sample()

@@ -1,5 +1,7 @@
 """Every way to break the protocol with auxiliary heads and scheduled numbers, and what is then said."""
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
@@ -85,6 +87,28 @@ def test_checked_of_a_loss_that_does_not_fit_says_how(loss, found):
     assert ".float()" in fix
 
 
+@pytest.mark.parametrize(
+    ("weight", "found"),
+    [
+        (torch.tensor(0.5), "a Tensor"), (np.float32(0.5), "a float32"), ("1", "a str"), (None, "a NoneType"),
+        (float("nan"), "nan"), (float("inf"), "inf"), (-0.5, "-0.5"), (True, "True"),
+    ],
+)  # fmt: skip
+def test_checked_of_a_weight_that_is_no_number_from_0_up_says_whose(weight, found):
+    main, head = DecoderOutput(LOGITS_BPK, STEPS_B, weight=weight), with_heads(AuxiliaryHead("a", LOGITS_BPK, weight))
+    for output, what in ((main, "the main loss"), (head, "the head 'a'")):
+        assert refused(checked, output, FEATURES_BTC, CLASSES, Echo()) == (
+            f"the weight of {what} is {found}, expected a finite Python number from 0 up",
+            "forward of Echo",
+            "give a float; what changes while training goes through `scheduled` and the model's own loss",
+        )
+
+
+def test_checked_takes_weights_of_0_and_whole_numbers():
+    output = DecoderOutput(LOGITS_BPK, STEPS_B, heads=(AuxiliaryHead("a", LOGITS_BPK, 2),), weight=0.0)
+    assert checked(output, FEATURES_BTC, CLASSES, Echo()) is output
+
+
 def test_head_logits_are_the_main_ones_or_those_of_a_name():
     output = with_heads(AuxiliaryHead("a", LOGITS_BPK + 1))
     assert head_logits(output, "", Echo()) is LOGITS_BPK
@@ -114,3 +138,45 @@ def test_scheduled_numbers_that_are_none_say_what_was_found(numbers):
     assert what == f"scheduled(3) gave {numbers!r}, expected a sequence of finite numbers"
     assert where == "scheduled of Echo"
     assert "one number for each thing" in fix
+
+
+@pytest.mark.parametrize("numbers", [(), (0.5,), (0.5, 1.0, 2.0)])
+def test_scheduled_numbers_of_another_count_than_before_say_both(numbers):
+    assert refused(scheduled_numbers, Echo(numbers), 3, 2) == (
+        f"scheduled(3) gave {len(numbers)} numbers, at the updates before 2",
+        "scheduled of Echo",
+        "return one number for each thing that is scheduled, as many at every step",
+    )
+
+
+class Failing(Echo):
+    """Has a fault in its schedule."""
+
+    def scheduled(self, step):
+        return [self.rates[step]]
+
+
+def test_scheduled_that_fails_names_its_line():
+    what, where, fix = refused(scheduled_numbers, Failing(), 3)
+    assert what == "scheduled(3) failed: AttributeError: 'Failing' object has no attribute 'rates'"
+    lines, first = inspect.getsourcelines(Failing.scheduled)
+    assert where == f"{__file__}:{first + len(lines) - 1}"
+    assert fix == "correct the line in scheduled of Failing"
+
+
+def test_scheduled_that_raises_a_user_error_is_left_alone():
+    class Refusing(Echo):
+        def scheduled(self, step):
+            raise UserError("a", "b", "c")
+
+    assert refused(scheduled_numbers, Refusing(), 3) == ("a", "b", "c")
+
+
+def test_scheduled_numbers_of_a_model_with_a_layer_or_list_of_that_name_are_none():
+    class Layered(torch.nn.Module):
+        def __init__(self, scheduled):
+            super().__init__()
+            self.scheduled = scheduled
+
+    assert scheduled_numbers(Layered(torch.nn.Linear(2, 2)), 3) == []
+    assert scheduled_numbers(Layered([0.5]), 3) == []

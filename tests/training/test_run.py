@@ -1,6 +1,7 @@
 """Whole runs through the command line: ranks are processes, as a user has them."""
 
 import json
+import math
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,10 @@ import pytest
 from xla_b2t.data.groups import open_group_set
 from xla_b2t.data.prebatch import PrebatchSettings, prebatch
 from xla_b2t.data.synth import SynthSettings, synthesize
+from xla_b2t.errors import UserError
 from xla_b2t.training.checkpoint import CheckpointFolder, load_file
+from xla_b2t.training.loop import _refuse_not_finite
+from xla_b2t.training.step import Totals
 
 CONFIG = """
 [data]
@@ -131,6 +135,43 @@ def test_run_summary_has_every_key_that_others_read(alone):
         "host_fallbacks", "padding_efficiency", "seconds", "resumed_from",
     }  # fmt: skip
     assert {"start", "preflight", "compile", "train", "validate", "checkpoint"} == set(alone[1]["seconds"])
+
+
+HALVED = """
+from xla_b2t.config import decode
+from xla_b2t.models.gru_decoder import GruDecoder, GruDecoderOptions
+
+
+class Halved(GruDecoder):
+    def forward(self, *inputs):
+        return super().forward(*inputs)._replace(weight=0.5)
+
+
+def build(sizes, options):
+    return Halved(sizes, decode(GruDecoderOptions, options, "options", "options"))
+"""
+
+
+def test_run_logs_the_loss_that_validation_measures_beside_what_it_minimises(groups, alone, tmp_path):
+    (tmp_path / "halved.py").write_text(HALVED)
+    keys = [f"model.factory={tmp_path}/halved.py:build", "train.steps=1"]
+    summary = train(groups, tmp_path / "run", keys=keys)
+    (event,) = (json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()[:1])
+    assert event["loss"] == pytest.approx(losses(alone[0])[0], rel=1e-6)
+    assert event["objective"] == pytest.approx(0.5 * event["loss"], rel=1e-6)
+    assert summary["train_loss_first"] == summary["train_loss_last"] == event["loss"]
+
+
+@pytest.mark.parametrize(
+    ("totals", "name"),
+    [(Totals(math.nan, 1, 1, 1, 1), "loss is nan"), (Totals(1, 1, 1, math.inf, 1), "norm of the gradient is inf")],
+)
+def test_run_refuses_an_objective_that_is_not_finite(totals, name):
+    with pytest.raises(UserError) as caught:
+        _refuse_not_finite(totals, 7, "runs/a")
+    assert caught.value.what == f"the {name}, on average over the 1 updates up to step 7"
+    assert caught.value.where == "runs/a/events.jsonl"
+    assert "--resume" in caught.value.fix
 
 
 def test_run_of_two_epochs_in_four_buckets_compiles_each_graph_once(groups_4, tmp_path):

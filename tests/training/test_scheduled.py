@@ -8,6 +8,7 @@ from torch import nn
 from xla_b2t import config as configuration
 from xla_b2t.config import ModelConfig
 from xla_b2t.data.groups import Batch
+from xla_b2t.errors import UserError
 from xla_b2t.models.build import build_model
 from xla_b2t.models.protocol import DecoderOutput, Sizes
 from xla_b2t.training.step import TrainStep, initial_state
@@ -75,6 +76,23 @@ def test_scheduled_number_is_the_same_in_every_micro_step(xla_device, accumulati
         step.run(number, 0, iter([device_batch(12)] * accumulation))
     # beta1 is 0.9, and the gradients were 0, 1 and 2.
     assert step.state().moment1["paced"].item() == pytest.approx(0.1 * (0.9 * 1 + 2), rel=1e-5)
+
+
+class Growing(Paced):
+    """Schedules one number more in every update."""
+
+    def scheduled(self, step):
+        return [0.5] * (step + 1)
+
+
+def test_step_of_a_schedule_that_grows_says_so(xla_device):
+    step = make(Growing(), *QUIET)
+    step.run(2, 0, iter([device_batch(12)]))
+    with pytest.raises(UserError) as caught:
+        step.run(3, 0, iter([device_batch(12)]))
+    assert caught.value.what == "scheduled(3) gave 4 numbers, at the updates before 3"
+    assert caught.value.where == "scheduled of Growing"
+    assert "as many at every step" in caught.value.fix
 
 
 def test_step_of_noise_split_compiles_once_a_bucket_while_its_strength_rises(xla_device):

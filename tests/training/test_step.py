@@ -8,7 +8,7 @@ from torch import nn
 from xla_b2t import config as configuration
 from xla_b2t.data.groups import Batch
 from xla_b2t.errors import UserError
-from xla_b2t.models.protocol import DecoderOutput
+from xla_b2t.models.protocol import AuxiliaryHead, DecoderOutput
 from xla_b2t.training.step import TrainStep, initial_state
 from xla_b2t.xla.compile_guard import CompileGuard
 from xla_b2t.xla.device import to_device
@@ -90,6 +90,31 @@ def test_step_with_empty_slots_equals_one_without_them(xla_device):
         torch.testing.assert_close(weight, whole.state().weights[name], rtol=1e-5, atol=1e-7)
 
 
+class Weighted(Small):
+    """Half of the main loss, three times a head of the same scores, and 2 for each trial."""
+
+    def forward(self, features_BTC, input_bins_B, days_B):
+        logits_BPK, steps_B, *_ = super().forward(features_BTC, input_bins_B, days_B)
+        own_B = torch.full(input_bins_B.shape, 2.0, device=logits_BPK.device)
+        return DecoderOutput(logits_BPK, steps_B, own_B, (AuxiliaryHead("again", logits_BPK, 3.0),), 0.5)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_step_tells_the_main_loss_from_what_it_minimises(xla_device, accumulation):
+    torch.manual_seed(0)
+    state = initial_state(Small())
+    keys = ["model.dtype=float32", f"train.accumulation={accumulation}"]
+    plain, weighted = make(Small(), *keys, state=state), make(Weighted(), *keys, state=state)
+    for step in (plain, weighted):
+        batches = [DeviceBatch(*to_device(list(as_tensors(host_batch())))) for _ in range(accumulation)]
+        step.run(0, 0, iter(batches))
+    expected, found = plain.totals(), weighted.totals()
+    assert expected.mean_objective == expected.mean_loss
+    assert found.mean_loss == pytest.approx(expected.mean_loss, rel=1e-6)
+    assert found.mean_objective == pytest.approx(3.5 * expected.mean_loss + 2, rel=1e-6)
+    assert found.mean_norm == pytest.approx(3.5 * expected.mean_norm, rel=1e-5)
+
+
 def test_step_leaves_frozen_parameters_and_keeps_them_in_the_state(xla_device):
     model = Small(extra=nn.Linear(FEATURES, FEATURES))
     model.extra.weight.requires_grad_(False)
@@ -139,6 +164,22 @@ def test_step_places_parameters_where_torch_gru_finds_them(xla_device):
     model = Small(extra=Recurrent())
     run(make(model, "model.dtype=bfloat16"))
     assert {weight.dtype for weight in model.extra.gru._flat_weights} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("sharded", ["false", "true"])
+def test_step_keeps_an_empty_parameter_as_it_is(xla_device, sharded):
+    class WithEmpty(Small):
+        def __init__(self):
+            super().__init__()
+            self.spare = nn.Parameter(torch.empty(0))
+
+        def forward(self, features_BTC, input_bins_B, days_B):
+            return super().forward(features_BTC + self.spare.sum(), input_bins_B, days_B)
+
+    step = make(WithEmpty(), f"optimizer.sharded={sharded}")
+    run(step)
+    assert np.isfinite(step.totals().mean_norm)
+    assert step.state().weights["spare"].shape == (0,)
 
 
 class Normed(nn.Module):

@@ -17,6 +17,8 @@ from xla_b2t.xla.cut import Cut, cut_evenly
         ((2, 3), 8, 1, (2, 1)),
         ((), 8, 0, (1,)),
         ((5, 5), 1, 0, (5, 5)),
+        ((0,), 8, 0, (0,)),
+        ((5, 0), 8, 1, (5, 0)),
     ],
 )
 def test_cut_evenly_takes_the_first_axis_with_least_to_fill_in(shape, num_parts, axis, part_shape):
@@ -26,7 +28,7 @@ def test_cut_evenly_takes_the_first_axis_with_least_to_fill_in(shape, num_parts,
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 3, 8])
-@pytest.mark.parametrize("shape", [(), (1,), (5,), (6, 4), (7, 3), (3, 7), (1, 1, 10), (5, 4, 3)])
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,), (5,), (6, 4), (7, 3), (3, 7), (1, 1, 10), (5, 4, 3)])
 def test_parts_joined_are_the_whole_again(shape, num_parts):
     whole = torch.randn(shape)
     cut = cut_evenly(shape, num_parts)

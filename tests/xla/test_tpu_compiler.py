@@ -6,6 +6,7 @@ import torch
 from xla_b2t.errors import UserError
 from xla_b2t.memory import compiled_program
 from xla_b2t.xla import gru_kernel, tpu_compiler
+from xla_b2t.xla.scan import scan
 from xla_b2t.xla.target import V5E, tracing_for
 from xla_b2t.xla.tpu_compiler import compile_program
 from xla_b2t.xla.trace import no_execution, placeholders, trace
@@ -27,6 +28,22 @@ def milliseconds(verdict):
     return sum(cost.cycles for cost in costs) / 1.5e6
 
 
+def flops(verdict):
+    parsed = compiled_program.parse(verdict.text)
+    return compiled_program.flops(parsed, compiled_program.costs(parsed, V5E_BYTES_PER_CYCLE))
+
+
+def squared(carry, x, constants):
+    after = torch.tanh(carry[0] @ x[0])
+    return (after,), (after,)
+
+
+def scan_of_torch_xla(first, rows):
+    from torch_xla.experimental.scan import scan
+
+    return list(scan(lambda carry, row: (torch.tanh(carry @ row), carry + row), first, rows))
+
+
 def test_compiler_accepts_a_matmul_and_its_estimate_is_near_the_datasheet():
     verdict = compile_program(program(lambda a, b: [a @ b], (4096, 4096), (4096, 4096)), "v5e:2x4", 1)
     assert verdict.accepted
@@ -34,6 +51,23 @@ def test_compiler_accepts_a_matmul_and_its_estimate_is_near_the_datasheet():
     assert verdict.peak_bytes >= 3 * 4096 * 4096 * 2
     # 2 x 4096^3 operations at 197 TFLOP/s are 0.698 ms.
     assert 0.8 < milliseconds(verdict) / 0.698 < 1.6
+
+
+@pytest.mark.parametrize(
+    ("step", "shapes", "products"),
+    [
+        (lambda a, b: [a @ b], ((512, 256), (256, 384)), 512 * 256 * 384),
+        (lambda a, b: [a @ b], ((6, 128, 256), (6, 256, 384)), 6 * 128 * 256 * 384),
+        (lambda a, xs: [*scan(squared, (a,), (xs,))[1]], ((128, 128), (9, 128, 128)), 9 * 128**3),
+        (lambda a, xs: [*scan(squared, (a,), (xs,), reverse=True)[1]], ((128, 128), (9, 128, 128)), 9 * 128**3),
+        (scan_of_torch_xla, ((128, 128), (9, 128, 128)), 9 * 128**3),
+    ],
+    ids=["matmul", "batched", "loop", "loop backwards", "loop of torch_xla"],
+)
+def test_compiled_program_of_matmuls_has_their_flops(step, shapes, products):
+    with torch.no_grad():
+        verdict = compile_program(program(step, *shapes), "v5e:2x4", 1)
+    assert flops(verdict) == 2 * products
 
 
 def test_compiler_counts_a_donated_buffer_once():
@@ -72,6 +106,7 @@ def test_compiler_takes_the_gru_kernels_of_the_baseline(slice_name, kind, trials
     verdict = compile_program(program(step, *shapes), slice_name, 1)
     assert verdict.accepted
     assert verdict.text.count('custom_call_target="tpu_custom_call"') == 2
+    assert flops(verdict) == 2 * (2 * steps * trials * size * 3 * size), "the estimates that the kernels carry"
 
 
 def test_compiler_for_an_unknown_slice_is_an_error():

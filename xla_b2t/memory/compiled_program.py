@@ -2,10 +2,10 @@
 
 In: `Verdict.text`. Out: how often each operation runs in a step, its predicted time, and the Python line it is from.
 
-The compiler writes `estimated_cycles` on most fusions and matmuls. An operation in a loop body runs once a trip, and
-the trips stand in the program too: as `known_trip_count`, or as what the loop's counter starts from and is compared
-with. Operations without an estimate are given the time their bytes take to pass through HBM once each way; those that
-only rename a value, or run beside others (asynchronous copies), are given none.
+The compiler writes `estimated_cycles` on most fusions and matmuls. An operation in a loop body runs once a trip
+(`trips.py`); of the branches of a condition, the costliest counts. Operations without an estimate are given the time
+their bytes take to pass through HBM once each way; those that only rename a value, or run beside others (asynchronous
+copies), are given none.
 """
 
 import math
@@ -14,17 +14,18 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from xla_b2t.memory.trips import called, trips
+
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{$")
 _INSTRUCTION = re.compile(r"^\s*(ROOT )?%([\w.\-]+) = (.*)$")
 _OPCODE = re.compile(r" ([a-z][a-z0-9\-]*)\(")
-_SHAPE = re.compile(r"(pred|bf16|[fsuc]\d+)\[([\d,]*)\]")
+_SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,<=]*)\]")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _FLOPS = re.compile(r'"cost_estimate":\{[^}]*"flops":"?(\d+)"?')
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->")
 _SOURCE = re.compile(r'source_file="([^"]*)".*?source_line=(\d+)')
 _NAME = re.compile(r"%([\w.\-]+)")
-_BYTES = {"pred": 1, "bf16": 2}
+_BITS = {"pred": 8, "token": 0, "opaque": 0}
 
 # No work of their own, or work that runs beside other work.
 _FREE = re.compile(
@@ -47,6 +48,7 @@ class Instruction:
         cycles: the compiler's estimate of one run; None without.
         source: `file:line` of the Python statement it comes from; "" when unknown.
         text: the whole line.
+        is_root: it is what its computation returns.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Instruction:
     cycles: int | None
     source: str
     text: str
+    is_root: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ def parse(text: str) -> Program:
         elif line.startswith("}"):
             current = None
         elif current is not None and (found := _INSTRUCTION.match(line)):
-            current.append(_instruction(found.group(2), found.group(3)))
+            current.append(_instruction(found.group(2), found.group(3), bool(found.group(1))))
     return program
 
 
@@ -110,97 +113,95 @@ def costs(program: Program, bytes_per_cycle: float) -> list[Cost]:
     return list(_walk(program, program.entry, 1, (), bytes_per_cycle))
 
 
-def trips(program: Program, loop: Instruction, around: list[Instruction]) -> int:
-    """How often a `while` runs its body.
-
-    Args:
-        program: the program.
-        loop: the instruction.
-        around: the computation that it stands in, where its counter is started.
-
-    Raises:
-        ValueError: the program does not say.
-    """
-    known = _TRIPS.search(loop.text)
-    if known:
-        return int(known.group(1))
-    condition = program.computations[re.search(r"condition=%?([\w.\-]+)", loop.text).group(1)]
-    bounds = [int(n) for i in condition for n in re.findall(r"s32\[\]\S* constant\((-?\d+)\)", i.text)]
-    if bounds and max(bounds) > 0:
-        return max(bounds)
-    by_name = {instruction.name: instruction for instruction in around}
-    state = by_name.get(loop.operands[0])
-    starts = []
-    for name in state.operands if state else ():
-        while name in by_name and by_name[name].opcode in ("copy", "bitcast"):
-            name = by_name[name].operands[0]
-        if name in by_name and (start := re.match(r"s32\[\]\S* constant\((\d+)\)", _result(by_name[name]))):
-            starts.append(int(start.group(1)))
-    if max(starts, default=0) < 1:
-        raise ValueError(f"the trips of {loop.name} are not to be found in the program")
-    return max(starts)
-
-
-def _result(instruction: Instruction) -> str:
-    return instruction.text.partition(" = ")[2]
-
-
 def _walk(program: Program, name: str, times: int, loops: tuple[str, ...], bytes_per_cycle: float) -> Iterator[Cost]:
     instructions = program.computations[name]
     shapes = {instruction.name: instruction.shape for instruction in instructions}
     for instruction in instructions:
         if instruction.opcode == "while":
-            body = re.search(r"body=%?([\w.\-]+)", instruction.text).group(1)
-            turns = trips(program, instruction, instructions)
-            yield from _walk(program, body, times * turns, (*loops, instruction.name), bytes_per_cycle)
+            turns = trips(program.computations, instruction, instructions)
+            around = (*loops, instruction.name)
+            yield from _walk(program, called(instruction, "body"), times * turns, around, bytes_per_cycle)
         elif instruction.opcode == "call":
-            target = re.search(r"to_apply=%?([\w.\-]+)", instruction.text).group(1)
-            yield from _walk(program, target, times, loops, bytes_per_cycle)
+            yield from _walk(program, called(instruction, "to_apply"), times, loops, bytes_per_cycle)
+        elif instruction.opcode == "conditional":
+            branches = [list(_walk(program, one, times, loops, bytes_per_cycle)) for one in _branches(instruction)]
+            yield from max(branches, key=lambda branch: sum(cost.cycles for cost in branch))
         elif instruction.cycles is not None:
             yield Cost(instruction, times, times * instruction.cycles, "compiler", loops)
         elif _COLLECTIVE.fullmatch(instruction.opcode):
             yield Cost(instruction, times, 0.0, "collective", loops)
         elif not (_FREE.fullmatch(instruction.opcode) or _COLLECTIVE_DONE.fullmatch(instruction.opcode)):
-            moved = num_bytes(instruction.shape) + sum(num_bytes(shapes.get(name, "")) for name in instruction.operands)
+            moved = _moved_bytes(instruction, [shapes.get(name, "") for name in instruction.operands])
             yield Cost(instruction, times, times * moved / bytes_per_cycle, "bytes", loops)
+
+
+def _branches(conditional: Instruction) -> list[str]:
+    listed = re.search(r"branch_computations=\{([^}]*)\}", conditional.text)
+    return (
+        re.findall(r"[\w.\-]+", listed.group(1))
+        if listed
+        else [called(conditional, "true_computation"), called(conditional, "false_computation")]
+    )
+
+
+def _moved_bytes(instruction: Instruction, operands: list[str]) -> int:
+    """What it reads from HBM and writes there: of a whole that it only slices or updates in place, that part."""
+    if instruction.opcode in ("slice", "dynamic-slice"):
+        return num_bytes(instruction.shape) + _bytes_within(instruction.shape, operands[0])
+    if instruction.opcode == "dynamic-update-slice":
+        return num_bytes(operands[1]) + _bytes_within(operands[1], instruction.shape)
+    return num_bytes(instruction.shape) + sum(map(num_bytes, operands))
+
+
+def _bytes_within(part: str, whole: str) -> int:
+    """Bytes of a part that lies where the whole does."""
+    return 0 if "S(1)" in whole else num_bytes(_SHAPE.search(part).group())
 
 
 def num_bytes(shape: str) -> int:
     """Bytes of a printed shape, all parts of a tuple together, without padding to tiles.
 
     What the compiler keeps in on-chip memory (`S(1)`) counts 0: it does not pass through HBM.
+
+    Raises:
+        ValueError: a type of element whose size its name does not say.
     """
     total = 0
     for found in re.finditer(_SHAPE.pattern + r"(\{[^}]*\})?", shape):
         kind, dimensions, layout = found.groups()
         if layout and "S(1)" in layout:
             continue
-        count = 1
-        for dimension in dimensions.split(","):
-            count *= int(dimension) if dimension else 1
-        total += count * (_BYTES.get(kind) or int(re.search(r"\d+", kind).group()) // 8)
+        total += -(-math.prod(_dimensions(f"{kind}[{dimensions}]")) * _bits(kind) // 8)
     return total
+
+
+def _bits(kind: str) -> int:
+    """Of one element: what the name counts first, as in s4, bf16, f8e4m3fn, c64."""
+    count = re.match(r"[a-z]+(\d+)", kind)
+    if kind not in _BITS and not count:
+        raise ValueError(f"the elements {kind} are of a size that is not known")
+    return _BITS[kind] if kind in _BITS else int(count.group(1))
 
 
 def flops(program: Program, found: list[Cost]) -> float:
     """Operations of all matmuls and kernels, a multiplication and an addition counted as two, loops by their trips."""
-    return sum(cost.times * _flops_of(program, cost.instruction) for cost in found)
+    shapes = {one.name: one.shape for instructions in program.computations.values() for one in instructions}
+    return sum(cost.times * _flops_of(program, cost.instruction, shapes) for cost in found)
 
 
-def _flops_of(program: Program, instruction: Instruction) -> float:
+def _flops_of(program: Program, instruction: Instruction, shapes: dict[str, str]) -> float:
     estimate = _FLOPS.search(instruction.text)
     if estimate:
         return int(estimate.group(1))
-    called = re.search(r"calls=%?([\w.\-]+)", instruction.text)
-    inside = program.computations[called.group(1)] if called else [instruction]
-    shapes = {one.name: one.shape for one in inside}
+    inside = [instruction]
+    if instruction.opcode == "fusion":
+        inside = program.computations[called(instruction, "calls")]
     total = 0.0
     for one in inside:
-        if one.opcode == "fusion" and called:
-            total += _flops_of(program, one)
-        if one.opcode != "convolution":
-            continue
-        total += 2.0 * math.prod(_dimensions(one.shape)) * _products(one, shapes)
+        if one.opcode == "fusion":
+            total += _flops_of(program, one, shapes)
+        elif one.opcode == "convolution":
+            total += 2.0 * math.prod(_dimensions(one.shape)) * _products(one, shapes)
     return total
 
 
@@ -223,7 +224,8 @@ def _products(matmul: Instruction, shapes: dict[str, str]) -> int:
 
 
 def _dimensions(shape: str) -> list[int]:
-    return [int(size) for size in _SHAPE.search(shape).group(2).split(",") if size]
+    """Its sizes; of one that only has a bound, the bound."""
+    return [int(size.lstrip("<=")) for size in _SHAPE.search(shape).group(2).split(",") if size]
 
 
 def by_source(found: list[Cost]) -> list[tuple[str, float]]:
@@ -234,7 +236,7 @@ def by_source(found: list[Cost]) -> list[tuple[str, float]]:
     return sorted(totals.items(), key=lambda item: -item[1])
 
 
-def _instruction(name: str, rest: str) -> Instruction:
+def _instruction(name: str, rest: str, is_root: bool) -> Instruction:
     opcode = _OPCODE.search(" " + rest) if not rest.startswith("(") else _OPCODE.search(rest, _closing(rest))
     kind, start = opcode.group(1), opcode.end() - (0 if rest.startswith("(") else 1)
     shape = rest[: opcode.start() - (0 if rest.startswith("(") else 1)].strip() if opcode.start() else ""
@@ -249,6 +251,7 @@ def _instruction(name: str, rest: str) -> Instruction:
         int(cycles.group(1)) if cycles else None,
         f"{source.group(1)}:{source.group(2)}" if source else "",
         f"%{name} = {rest}",
+        is_root,
     )
 
 

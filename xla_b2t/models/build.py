@@ -8,7 +8,6 @@ import importlib.util
 import inspect
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch
 from torch import nn
 
 from xla_b2t.config import ModelConfig, decode
-from xla_b2t.errors import UserError
+from xla_b2t.errors import UserError, line_of
 from xla_b2t.models.gru_decoder import GruDecoder, GruDecoderOptions
 from xla_b2t.models.noise_split import NoiseSplit, NoiseSplitOptions
 from xla_b2t.models.protocol import Sizes
@@ -80,7 +79,7 @@ def _build_users(config: ModelConfig, sizes: Sizes) -> nn.Module:
         raise
     except Exception as error:
         raise UserError(
-            f"the factory failed: {type(error).__name__}: {error}", _line(error, file), "correct the line"
+            f"the factory failed: {type(error).__name__}: {error}", line_of(error, file), "correct the line"
         ) from error
     if not isinstance(model, nn.Module):
         raise UserError(
@@ -116,18 +115,9 @@ def _load(factory: str) -> tuple[Callable[[Sizes, dict[str, Any]], Any], Path]:
         spec.loader.exec_module(module)
     except Exception as error:
         raise UserError(
-            f"the file cannot be imported: {type(error).__name__}: {error}", _line(error, file), "correct the line"
+            f"the file cannot be imported: {type(error).__name__}: {error}", line_of(error, file), "correct the line"
         ) from error
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"there is no function {name} in it", str(file), f"define {name}(sizes, options)")
     return function, file
-
-
-def _line(error: Exception, file: Path) -> str:
-    """The innermost line of the user's file on the way to its error; the file alone where none is known."""
-    if isinstance(error, SyntaxError) and error.lineno and error.filename and Path(error.filename) == file.absolute():
-        return f"{file}:{error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    numbers = [frame.lineno for frame in frames if Path(frame.filename) == file.absolute()]
-    return f"{file}:{numbers[-1]}" if numbers else str(file)

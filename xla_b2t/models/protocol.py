@@ -8,15 +8,18 @@ from update to update, such as the strength of a regulariser: it says them on th
 tensor, so that a new value is an input of the graph and never a new graph.
 """
 
+import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from xla_b2t.errors import UserError
+from xla_b2t.errors import UserError, line_of
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class AuxiliaryHead(NamedTuple):
     Attributes:
         name: what `xla_b2t evaluate --head` calls it, distinct among the heads.
         logits_BPK: as the main ones, of the same shape; `steps_B` holds for them too.
-        weight: of its CTC loss in the sum.
+        weight: of its CTC loss in the sum; a Python number, finite and not negative.
     """
 
     name: str
@@ -54,7 +57,7 @@ class DecoderOutput(NamedTuple):
         auxiliary_loss_B: a loss of the model's own that needs no labels, float32, added to that of each trial; None for
             none.
         heads: auxiliary heads. Return them in evaluation too: what nobody reads of a lazy graph is never computed.
-        weight: of the main CTC loss in the sum.
+        weight: of the main CTC loss in the sum, as of a head. What changes from update to update is `scheduled`.
     """
 
     logits_BPK: Tensor
@@ -103,30 +106,47 @@ class ScheduledDecoder(Decoder, Protocol):
         ...
 
 
-def scheduled_numbers(model: Decoder, step: int) -> list[Tensor]:
+def scheduled_numbers(model: Decoder, step: int, count: int | None = None) -> list[Tensor]:
     """What `forward` takes after the days in update `step`: one float32 vector on the host, or nothing.
 
+    Args:
+        model: a decoder; what is not a method of it, such as a layer called `scheduled`, is no schedule.
+        step: the update's number.
+        count: how many numbers an earlier update had, None for the first.
+
     Raises:
-        UserError: the model's `scheduled` gives something else than finite numbers.
+        UserError: the model's `scheduled` fails, or gives something else than finite numbers, or more or fewer.
     """
-    if not hasattr(model, "scheduled"):
+    schedule = getattr(model, "scheduled", None)
+    if not callable(schedule) or isinstance(schedule, nn.Module):
         return []
-    found = model.scheduled(step)
+    where = f"scheduled of {type(model).__name__}"
+    fix = "return one number for each thing that is scheduled, as many at every step"
+    try:
+        found = schedule(step)
+    except UserError:
+        raise
+    except Exception as error:
+        file = getattr(sys.modules.get(type(model).__module__), "__file__", None)
+        raise UserError(
+            f"scheduled({step}) failed: {type(error).__name__}: {error}",
+            line_of(error, Path(file)) if file else where,
+            f"correct the line in {where}",
+        ) from error
     try:
         values_N = np.asarray(found, np.float32)
     except (TypeError, ValueError):
         values_N = np.array(np.nan)
     if values_N.ndim != 1 or not np.isfinite(values_N).all():
-        raise UserError(
-            f"scheduled({step}) gave {found!r}, expected a sequence of finite numbers",
-            f"scheduled of {type(model).__name__}",
-            "return one number for each thing that is scheduled, as many at every step",
-        )
+        raise UserError(f"scheduled({step}) gave {found!r}, expected a sequence of finite numbers", where, fix)
+    if count is not None and len(values_N) != count:
+        raise UserError(f"scheduled({step}) gave {len(values_N)} numbers, at the updates before {count}", where, fix)
     return [torch.from_numpy(values_N)]
 
 
 def checked(output: DecoderOutput, features_BTC: Tensor, num_classes: int, model: Decoder) -> DecoderOutput:
-    """The output of a model, if its shapes and dtypes are what the protocol asks for; values are not looked at.
+    """The output of a model, if its shapes, dtypes and weights are what the protocol asks for; values are not
+    looked at.
 
     Raises:
         UserError: what was returned and what is expected, naming the model's class.
@@ -144,11 +164,13 @@ def checked(output: DecoderOutput, features_BTC: Tensor, num_classes: int, model
     if loss_B is not None and (tuple(loss_B.shape) != (trials,) or loss_B.dtype != torch.float32):
         found = f"the auxiliary loss is {loss_B.dtype} {tuple(loss_B.shape)}, expected torch.float32 ({trials},)"
         raise UserError(found, where, "give one loss a trial, with .float() where it is summed up")
+    _check_weight(output.weight, "the main loss", where)
     fix = "return heads=(AuxiliaryHead(name, logits_BPK, weight),) as xla_b2t/models/protocol.py describes it"
     for head in output.heads:
         if not isinstance(head, AuxiliaryHead):
             raise UserError(f"a head is {type(head).__name__}, expected AuxiliaryHead", where, fix)
         _check_logits(head.logits_BPK, f"logits of the head {head.name!r}", features_BTC, num_classes, model, fix)
+        _check_weight(head.weight, f"the head {head.name!r}", where)
     names = [head.name for head in output.heads]
     if len({"", *names}) <= len(names):
         raise UserError(f"the heads are called {names}", where, "give each head a name of its own")
@@ -170,6 +192,17 @@ def head_logits(output: DecoderOutput, name: str, model: Decoder) -> Tensor:
             f"use --head with one of {known}, or leave it away" if known else "leave --head away",
         )
     return heads[name]
+
+
+def _check_weight(weight: float, what: str, where: str) -> None:
+    """A tensor would be read from the core, or be of a wider dtype; NumPy's numbers take tensors for arrays."""
+    if type(weight) not in (int, float) or not 0 <= weight < math.inf:
+        found = weight if isinstance(weight, (int, float)) else f"a {type(weight).__name__}"
+        raise UserError(
+            f"the weight of {what} is {found}, expected a finite Python number from 0 up",
+            where,
+            "give a float; what changes while training goes through `scheduled` and the model's own loss",
+        )
 
 
 def _check_logits(logits: Tensor, what: str, features_BTC: Tensor, num_classes: int, model: Decoder, fix: str) -> None:

@@ -177,6 +177,7 @@ class _Run:
                 "train",
                 self.step_number,
                 loss=totals.mean_loss,
+                objective=totals.mean_objective,
                 gradient_norm=totals.mean_norm,
                 trials_per_second=self.clock.trials_per_second,
                 step_ms=self.clock.step_ms_median,
@@ -239,7 +240,7 @@ class _Run:
 
 
 def _refuse_not_finite(totals: Totals, step: int, run_dir: str) -> None:
-    for name, value in (("loss", totals.mean_loss), ("norm of the gradient", totals.mean_norm)):
+    for name, value in (("loss", totals.mean_objective), ("norm of the gradient", totals.mean_norm)):
         if not math.isfinite(value):
             raise UserError(
                 f"the {name} is {value}, on average over the {totals.updates:.0f} updates up to step {step}",

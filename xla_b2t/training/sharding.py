@@ -23,7 +23,7 @@ class Sharding:
     def __init__(self, shapes: list[tuple[int, ...]], sharded: bool, world: World):
         self._sharded = sharded
         self._world = world
-        self._cuts = [cut_evenly(shape, world.size) for shape in shapes]
+        self._cuts = [cut_evenly(shape, world.size) for shape in shapes] if sharded else []
 
     def held(self, wholes: list[torch.Tensor]) -> list[torch.Tensor]:
         """What this rank keeps of wholes on the host."""

@@ -1,6 +1,6 @@
 """The training step: forward, loss, gradients, reduction, clipping, update, with shapes that never depend on data.
 
-In: batches on the core. Out: nothing but a changed state; the loss is summed on the core and read when it is asked
+In: batches on the core. Out: nothing but a changed state; losses are summed on the core and read when they are asked
 for. Where the reduction is a part of the graph and nothing is accumulated, an update is one graph for each bucket.
 Otherwise a micro-step is one graph for each bucket, and applying is one more for all. No graph depends on how many
 micro-steps there are.
@@ -48,14 +48,20 @@ class TrainState:
 class Totals:
     """Sums over all ranks since they were last started anew."""
 
+    objective: float
     loss: float
     trials: float
     gradient_norm: float
     updates: float
 
     @property
+    def mean_objective(self) -> float:
+        """Mean over trials of what is minimised: all heads' losses, weighted, and the model's own."""
+        return self.objective / max(self.trials, 1.0)
+
+    @property
     def mean_loss(self) -> float:
-        """Mean loss of a trial, in nats."""
+        """Mean CTC loss of a trial by the main scores, in nats: what validation measures."""
         return self.loss / max(self.trials, 1.0)
 
     @property
@@ -101,10 +107,11 @@ class TrainStep:
         shapes = [tuple(weight.shape) for weight in state.weights.values()]
         self._sharding = Sharding(shapes, config.optimizer.sharded, world)
         self._slots = _place_optimizer(model, config, state, self._sharding, place)
-        accumulated = [*shapes, (2,)] if config.train.accumulation > 1 else []
+        accumulated = [*shapes, (3,)] if config.train.accumulation > 1 else []
         self._accumulated = place([torch.zeros(shape) for shape in accumulated])
-        (self._totals,) = place([torch.zeros(4)])
+        (self._totals,) = place([torch.zeros(5)])
         self._keep_totals = False
+        self._num_scheduled: int | None = None
         self._has_run = False
 
     def run(self, step: int, bucket: int, batches: Iterator[DeviceBatch]) -> None:
@@ -121,7 +128,9 @@ class TrainStep:
         """
         values = optimizer.controls(step, self._keep_totals, self._config.optimizer)
         self._keep_totals = True
-        controls_N, *scheduled = to_device([torch.from_numpy(values), *scheduled_numbers(self.model, step)])
+        numbers = scheduled_numbers(self.model, step, self._num_scheduled)
+        self._num_scheduled = sum(map(len, numbers))
+        controls_N, *scheduled = to_device([torch.from_numpy(values), *numbers])
         is_split = self._config.train.accumulation > 1 or not self._world.reduces_in_graph
         pending: list[torch.Tensor] = []
         self.model.train()
@@ -185,9 +194,12 @@ class TrainStep:
                 )
 
     def _backward(self, batch: DeviceBatch, scheduled: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Gradients of the summed loss in float32, in the order of the slots, and last the (loss, trials) sums."""
-        loss = self._loss(batch, scheduled)
-        loss.backward()
+        """Gradients of the summed objective in float32, in the order of the slots, and last a vector of sums.
+
+        Those are the objective, the main loss and the number of trials.
+        """
+        objective, loss = self._losses(batch, scheduled)
+        objective.backward()
         gradients = []
         for slot in self._slots:
             if slot.parameter.grad is None:
@@ -198,14 +210,14 @@ class TrainStep:
                 )
             gradients.append(slot.parameter.grad.float())
             slot.parameter.grad = None
-        sums = torch.stack([loss.detach(), batch.valid_B.sum(dtype=torch.float32)])
+        sums = torch.stack([objective.detach(), loss.detach(), batch.valid_B.sum(dtype=torch.float32)])
         if not self._accumulated:
             return [*gradients, sums]
         for total, part in zip(self._accumulated, [*gradients, sums], strict=True):
             total.add_(part)
         return self._accumulated
 
-    def _loss(self, batch: DeviceBatch, scheduled: list[torch.Tensor]) -> torch.Tensor:
+    def _losses(self, batch: DeviceBatch, scheduled: list[torch.Tensor]) -> list[torch.Tensor]:
         settings = self._config.augment
         features_BTC, input_bins_B = augment(
             batch.features_BTC.to(DTYPES[self._config.model.dtype]),
@@ -217,18 +229,18 @@ class TrainStep:
         features_BTC = smooth(features_BTC, settings.smooth_sigma_bins)
         output = self.model(features_BTC, input_bins_B, batch.days_B, *scheduled)
         output = checked(output, features_BTC, self._num_classes, self.model)
-        loss_B = trial_losses(output, batch.labels_BL, batch.label_lengths_B)
-        return torch.where(batch.valid_B, loss_B, torch.zeros_like(loss_B)).sum()
+        losses = trial_losses(output, batch.labels_BL, batch.label_lengths_B)
+        return [torch.where(batch.valid_B, loss_B, torch.zeros_like(loss_B)).sum() for loss_B in losses]
 
     @torch.no_grad()
     def _apply(self, pending: list[torch.Tensor], controls_N: torch.Tensor) -> None:
         *gradients, sums = pending
         gradients, squares, sums = self._sharding.reduce(gradients, sums)
-        scale = 1.0 / torch.clamp(sums[1], min=1.0)
+        scale = 1.0 / torch.clamp(sums[-1], min=1.0)
         norm = squares.sqrt() * scale
         scale = scale * optimizer.clip_factor(norm, self._config.optimizer.clip_norm)
         optimizer.update(self._slots, [gradient * scale for gradient in gradients], controls_N, self._config.optimizer)
-        news = torch.stack([sums[0], sums[1], norm, torch.ones_like(norm)])
+        news = torch.cat([sums, torch.stack([norm, torch.ones_like(norm)])])
         self._totals.mul_(controls_N[optimizer.KEEP_TOTALS]).add_(news)
         for total in self._accumulated:
             total.zero_()

@@ -13,7 +13,10 @@ FILE_NAME = "summary.json"
 
 @dataclass
 class Course:
-    """How a run has gone so far; a resumed run goes on from it. Error rates from 0 up, losses in nats a trial."""
+    """How a run has gone so far; a resumed run goes on from it. Error rates from 0 up.
+
+    Losses are those of the main scores, in nats a trial, as in validation.
+    """
 
     val_per: float | None = None
     best_val_per: float | None = None

@@ -53,7 +53,10 @@ class Cut:
 
 
 def cut_evenly(shape: tuple[int, ...], num_parts: int) -> Cut:
-    """The cut with the least to fill in; among equal ones along the first axis, where parts lie together in memory."""
+    """The cut with the least to fill in; among equal ones along the first axis, where parts lie together in memory.
+
+    What is empty is cut along its first empty axis, into parts as empty.
+    """
     sizes = shape or (1,)
-    axis = min(range(len(sizes)), key=lambda axis: (-(-sizes[axis] // num_parts) * num_parts / sizes[axis], axis))
-    return Cut(tuple(shape), axis, num_parts)
+    filled = [-(-size // num_parts) * num_parts / max(size, 1) for size in sizes]
+    return Cut(tuple(shape), filled.index(min(filled)), num_parts)
