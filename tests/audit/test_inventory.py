@@ -88,6 +88,12 @@ def test_check_of_resume_may_begin_elsewhere_and_turn_the_kernels_off(groups, re
     check(load(groups, "train.init_from=moved", "model.options.kernel=false"), 2, resumed)
 
 
+def test_check_of_resume_takes_an_option_that_is_named_for_the_default_that_it_was(groups, resumed):
+    check(load(groups, "model.options.dropout=0.4"), 2, resumed)
+    error = refusal(load(groups, "model.options.dropout=0.3"), 2, resumed)
+    assert "model.options.dropout: found 0.3, expected 0.4, with which this run began" in error.what
+
+
 def test_check_of_resume_of_a_users_own_model_keeps_an_option_named_kernel(groups, tmp_path):
     keys = ["model.factory=my_model.py:build", "model.options.kernel=3"]
     (tmp_path / "config.toml").write_text(configuration.dumps(load(groups, *keys)))

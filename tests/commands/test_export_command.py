@@ -32,6 +32,28 @@ def options(folder, run, *keys):
     return ["--cores", "1", "--config", os.devnull, *(word for key in keys for word in ("--set", key))]
 
 
+def test_train_writes_every_option_of_the_model_into_its_configuration(folder):
+    written = config.load(folder / "run/config.toml").model.options
+    assert (written["hidden"], written["dropout"], written["kernel"]) == (8, 0.4, True)
+
+
+def test_export_into_a_run_is_refused(folder, capsys):
+    run = folder / "run"
+    assert cli.main(["export", str(run), "--format", "nejm", "--out", str(run), "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["what"], error["where"]) == ("this directory holds a run", f"--out {run}")
+    assert error["fix"] == "give --out a folder of its own"
+    assert not (run / "checkpoint").exists()
+
+
+@pytest.mark.parametrize("size", ["0", "-5"])
+def test_evaluate_with_no_trials_at_once_is_refused(folder, capsys, size):
+    assert cli.main(["evaluate", str(folder / "run"), "--batch-size", size, "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["what"] == f"{size} trials a core were asked for"
+    assert (error["where"], error["fix"]) == ("--batch-size", "give 1 or more")
+
+
 def weights(folder, run):
     return load_file(CheckpointFolder(folder / run).find("latest")[0]).state.weights
 

@@ -7,6 +7,8 @@ import torch
 from xla_b2t.errors import UserError
 from xla_b2t.training.tensor_file import read_tensor_file
 
+FIX = "give a run, a file of its checkpoints/, or a folder of the published baseline"
+
 
 class Mean:
     """An object as a training loop might leave it in its checkpoint."""
@@ -57,7 +59,7 @@ def test_tensor_file_that_is_damaged_or_missing_is_named(tmp_path, mapped, zippe
     with pytest.raises(UserError) as caught:
         read_tensor_file(tmp_path / "a.pt", mapped=mapped)
     assert caught.value.what.startswith("a.pt is not a whole checkpoint: ")
-    assert (caught.value.where, caught.value.fix) == (str(tmp_path / "a.pt"), "use another")
+    assert (caught.value.where, caught.value.fix) == (str(tmp_path / "a.pt"), FIX)
     with pytest.raises(UserError) as caught:
         read_tensor_file(tmp_path / "b.pt", mapped=mapped)
     assert caught.value.what == "b.pt cannot be read: No such file or directory"

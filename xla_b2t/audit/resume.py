@@ -12,6 +12,7 @@ import msgspec
 from xla_b2t import config as configuration
 from xla_b2t.audit.findings import Finding
 from xla_b2t.config import Config
+from xla_b2t.models.build import with_all_options
 
 MAY_CHANGE = (
     "run.dir", "run.cores", "data.dir", "data.prefetch_batches", "optimizer.sharded",
@@ -41,8 +42,8 @@ def changed_keys(before_path: str, config: Config) -> list[Finding]:
     Raises:
         UserError: the file cannot be read.
     """
-    before = _flat(msgspec.to_builtins(configuration.load(before_path)))
-    now = _flat(msgspec.to_builtins(config))
+    before = _flat(msgspec.to_builtins(with_all_options(configuration.load(before_path))))
+    now = _flat(msgspec.to_builtins(with_all_options(config)))
     may_change = MAY_CHANGE if config.model.factory else (*MAY_CHANGE, KERNEL)
     return [
         Finding(

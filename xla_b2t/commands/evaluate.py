@@ -56,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
     """Decodes; prints a table, or JSON with --json."""
     from xla_b2t.xla.machine import find_machine
 
+    if args.batch_size < 1:
+        raise UserError(f"{args.batch_size} trials a core were asked for", "--batch-size", "give 1 or more")
     machine = find_machine()
     from xla_b2t.training.weights import find_checkpoint, read_checkpoint
     from xla_b2t.xla import spawn

@@ -2,6 +2,8 @@
 
 import argparse
 
+from xla_b2t.errors import UserError
+
 SUMMARY = "write a checkpoint for another program: nejm is the published baseline, its evaluation and language model"
 EXAMPLE = "xla_b2t export runs/first --format nejm --out exported"
 
@@ -33,6 +35,8 @@ def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("PJRT_DEVICE", "CPU")  # no core is needed; torch_xla warns of one that it has to choose
     from xla_b2t.training.weights import find_checkpoint, read_checkpoint
 
+    if (Path(args.out) / "config.toml").exists():
+        raise UserError("this directory holds a run", f"--out {args.out}", "give --out a folder of its own")
     path = find_checkpoint(args.run_dir, args.checkpoint)
     checkpoint = read_checkpoint(path)
     layout = importlib.import_module(FORMATS[args.format])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xla_b2t.errors import UserError
+from xla_b2t.files import replacing
 
 if TYPE_CHECKING:
     from xla_b2t.audit.resume import Resumed
@@ -73,6 +74,9 @@ def run(args: argparse.Namespace) -> int:
     check(config, num_ranks, _resumed(run_dir) if checkpoint else None)
     init_from = _to_begin_with(config, run_dir) if config.train.init_from and not checkpoint else ""
     seconds = {"start": preflight_began - started, "preflight": time.time() - preflight_began}
+    from xla_b2t.models.build import with_all_options
+
+    config = with_all_options(config)
     _prepare_run_dir(run_dir, configuration.dumps(config), bool(checkpoint))
 
     from xla_b2t.training.loop import Job, run_rank
@@ -173,7 +177,8 @@ def _prepare_run_dir(run_dir: Path, config: str, is_resumed: bool) -> None:
         if not is_resumed:
             _clear(run_dir)
         run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / "config.toml").write_text(config)
+        with replacing(run_dir / "config.toml") as path:
+            path.write_text(config)
     except OSError as error:
         raise UserError(
             f"the run directory cannot be written: {error.strerror}", str(run_dir), "give another one: --set run.dir="

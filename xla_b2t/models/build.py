@@ -13,10 +13,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
+from msgspec.structs import replace
 from torch import nn
 
-from xla_b2t.config import ModelConfig, decode
+from xla_b2t.config import Config, ModelConfig, decode
 from xla_b2t.errors import UserError, line_of
 from xla_b2t.models.gru_decoder import GruDecoder, GruDecoderOptions
 from xla_b2t.models.noise_split import NoiseSplit, NoiseSplitOptions
@@ -60,6 +62,19 @@ def _build(config: ModelConfig, sizes: Sizes) -> nn.Module:
         )
     record, model = OURS[config.name]
     return model(sizes, decode(record, config.options, "configuration", "model.options"))
+
+
+def with_all_options(config: Config) -> Config:
+    """The configuration with every option of one of our models written out, as it is or by default.
+
+    Raises:
+        UserError: as `build_model`.
+    """
+    if config.model.factory or config.model.name not in OURS:
+        return config
+    record, _ = OURS[config.model.name]
+    options = msgspec.to_builtins(decode(record, config.model.options, "configuration", "model.options"))
+    return replace(config, model=replace(config.model, options=options))
 
 
 def _build_users(config: ModelConfig, sizes: Sizes) -> nn.Module:

@@ -45,7 +45,15 @@ def read_tensor_file(path: str | Path, *, mapped: bool = False) -> Any:
                 str(path),
                 "save it again with nothing but tensors, numbers and text in it",
             ) from None
-        raise UserError(f"{path.name} is not a whole checkpoint: {error}", str(path), "use another") from None
+        # torch's own text goes on to advise an unsafe load.
+        reason = (
+            str(error).partition("\n")[0] if "eights only load" not in str(error) else "torch.save did not write it"
+        )
+        raise UserError(
+            f"{path.name} is not a whole checkpoint: {reason}",
+            str(path),
+            "give a run, a file of its checkpoints/, or a folder of the published baseline",
+        ) from None
 
 
 def _numpy_scalars() -> AbstractContextManager[None]:
