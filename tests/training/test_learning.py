@@ -78,7 +78,17 @@ def test_training_on_shuffled_labels_does_not(xla_device, trials, tmp_path):
 def rate_of_head(folder, head):
     """Decodes the held-out sentences with the best checkpoint and a head."""
     checkpoint, _ = CheckpointFolder(folder / "run").find("best")
-    evaluate_rank(Alone("cpu"), EvaluationJob(str(checkpoint), f"{folder}/groups", "val", str(folder), 64, False, head))
+    job = EvaluationJob(
+        checkpoint=str(checkpoint),
+        data_dir=f"{folder}/groups",
+        split="val",
+        output_dir=str(folder),
+        batch_size=64,
+        allow_recompile=False,
+        head=head,
+        no_kernel=False,
+    )
+    evaluate_rank(Alone("cpu"), job)
     lines = map(json.loads, (folder / "rank-0.jsonl").read_text().splitlines())
     return total(score((line["session"], line["reference"], line["decoded"]) for line in lines)).per
 
