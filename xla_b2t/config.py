@@ -31,6 +31,13 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of every table of the configuration."""
 
 
+def _refuse_expression(key: str, pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{key} = {pattern!r} is not a regular expression: {error}") from None
+
+
 class RunConfig(Record):
     """Where a run lives and what makes it repeatable."""
 
@@ -59,8 +66,14 @@ class ModelConfig(Record):
     factory: str = ""
     """A user's own model, `path/to/file.py:function`; it takes the place of `name`."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    keep_float32: tuple[str, ...] = ()
+    """Exceptions: parameters and buffers whose name one of these expressions finds stay in float32 on the core."""
     options: dict[str, Any] = {}
     """Handed to the model; each model checks its own names and types."""
+
+    def __post_init__(self):
+        for pattern in self.keep_float32:
+            _refuse_expression("keep_float32", pattern)
 
 
 class AugmentConfig(Record):
@@ -107,11 +120,8 @@ class OptimizerConfig(Record):
     """Each core holds its share of the float32 weights and moments, and not all of them: less memory, same numbers."""
 
     def __post_init__(self):
-        for key, pattern in (("day_pattern", self.day_pattern), ("bias_pattern", self.bias_pattern)):
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"{key} = {pattern!r} is not a regular expression: {error}") from None
+        _refuse_expression("day_pattern", self.day_pattern)
+        _refuse_expression("bias_pattern", self.bias_pattern)
 
 
 class TrainConfig(Record):

@@ -121,7 +121,7 @@ def evaluate_rank(world: "World", job: EvaluationJob) -> None:
     from xla_b2t.data.phonemes import PHONEMES
     from xla_b2t.evaluation.decode import SplitDecoder
     from xla_b2t.models.build import build_model
-    from xla_b2t.models.dtypes import DTYPES
+    from xla_b2t.models.policy import DTYPES
     from xla_b2t.models.protocol import Sizes
     from xla_b2t.training.kernel_check import check_kernels, turn_off_kernels
     from xla_b2t.training.step import place_weights
@@ -137,7 +137,7 @@ def evaluate_rank(world: "World", job: EvaluationJob) -> None:
     if job.no_kernel:
         turn_off_kernels(model)
     check_kernels(model, dtype, groups_per_core * group_set.group_size, trains=False)
-    place_weights(model, dtype, checkpoint.state)
+    place_weights(model, config.model, checkpoint.state)
     guard = CompileGuard(job.allow_recompile)
     decoder = SplitDecoder(
         model,

@@ -18,7 +18,7 @@ from xla_b2t.data.schedule import Schedule, Update, deal
 from xla_b2t.errors import UserError
 from xla_b2t.evaluation.decode import SplitDecoder
 from xla_b2t.models.build import build_model
-from xla_b2t.models.dtypes import DTYPES
+from xla_b2t.models.policy import DTYPES
 from xla_b2t.models.protocol import Sizes
 from xla_b2t.training.agreement import check_same_weights
 from xla_b2t.training.checkpoint import Checkpoint, CheckpointFolder, load_file

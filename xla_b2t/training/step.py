@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from xla_b2t.config import Config
+from xla_b2t.config import Config, ModelConfig
 from xla_b2t.errors import UserError
 from xla_b2t.models.augment import augment, smooth
-from xla_b2t.models.dtypes import DTYPES
 from xla_b2t.models.loss import trial_losses
+from xla_b2t.models.policy import DTYPES, kept_dtype
 from xla_b2t.models.protocol import checked, scheduled_numbers
 from xla_b2t.training import optimizer
 from xla_b2t.training.sharding import Sharding
@@ -103,7 +103,7 @@ class TrainStep:
         self._guard = guard
         state = state or initial_state(model)
         self._fixed = state.fixed
-        place_weights(model, DTYPES[config.model.dtype], state, place)
+        place_weights(model, config.model, state, place)
         shapes = [tuple(weight.shape) for weight in state.weights.values()]
         self._sharding = Sharding(shapes, config.optimizer.sharded, world)
         self._slots = _place_optimizer(model, config, state, self._sharding, place)
@@ -259,8 +259,8 @@ def initial_state(model: nn.Module) -> TrainState:
     return TrainState(weights, zeros, zeros, fixed)
 
 
-def place_weights(model: nn.Module, dtype: torch.dtype, state: TrainState, place: Place = to_device) -> None:
-    """Moves a CPU model onto the core, floating point in `dtype`, with the values of a state.
+def place_weights(model: nn.Module, config: ModelConfig, state: TrainState, place: Place = to_device) -> None:
+    """Moves a CPU model onto the core, each tensor in the dtype of the policy, with the values of a state.
 
     What two names share in the model they share on the core; `Module.to` would part them there.
     """
@@ -268,13 +268,12 @@ def place_weights(model: nn.Module, dtype: torch.dtype, state: TrainState, place
     with torch.no_grad():
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             tensor.copy_(values[name])
-    found = {id(t): t for module in model.modules() for t in (*module._parameters.values(), *module._buffers.values())}
-    tensors = [tensor for tensor in found.values() if tensor is not None]
-    host = [tensor.detach().to(dtype) if tensor.is_floating_point() else tensor.detach() for tensor in tensors]
-    placed = {id(tensor): there for tensor, there in zip(tensors, place(host), strict=True)}
+    named = {id(tensor): (name, tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    host = [tensor.detach().to(kept_dtype(name, tensor, config)) for name, tensor in named.values()]
+    placed = dict(zip(named, place(host), strict=True))
     parameters = {
-        id(tensor): nn.Parameter(placed[id(tensor)], tensor.requires_grad)
-        for tensor in tensors
+        key: nn.Parameter(placed[key], tensor.requires_grad)
+        for key, (_, tensor) in named.items()
         if isinstance(tensor, nn.Parameter)
     }
     for module in model.modules():
