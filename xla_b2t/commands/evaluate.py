@@ -132,22 +132,20 @@ def evaluate_rank(world: "World", job: EvaluationJob) -> None:
     checkpoint = for_sessions(read_checkpoint(job.checkpoint), job.checkpoint, group_set.sessions, job.data_dir)
     config = configuration.loads(checkpoint.config, job.checkpoint)
     model = build_model(config.model, Sizes(checkpoint.num_features, len(checkpoint.sessions), checkpoint.num_classes))
-    dtype = DTYPES[config.model.dtype]
     groups_per_core = max(1, job.batch_size // group_set.group_size)
     if job.no_kernel:
         turn_off_kernels(model)
-    check_kernels(model, dtype, groups_per_core * group_set.group_size, trains=False)
+    check_kernels(model, DTYPES[config.model.dtype], groups_per_core * group_set.group_size, trains=False)
     place_weights(model, config.model, checkpoint.state)
     guard = CompileGuard(job.allow_recompile)
     decoder = SplitDecoder(
         model,
         checkpoint.num_classes,
-        dtype,
-        config.augment.smooth_sigma_bins,
+        config,
         world,
         guard,
         groups_per_core,
-        head=job.head,
+        job.head,
     )
     with (
         GroupReader(group_set, job.split) as reader,

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from xla_b2t.config import Config
 from xla_b2t.data.groups import Batch, GroupReader
 from xla_b2t.data.schedule import plan_evaluation
 from xla_b2t.evaluation.greedy import collapse
 from xla_b2t.models.augment import smooth
 from xla_b2t.models.ctc import ctc_loss
+from xla_b2t.models.policy import DTYPES
 from xla_b2t.models.protocol import checked, head_logits
 from xla_b2t.xla.compile_guard import CompileGuard
 from xla_b2t.xla.device import device, sync, to_host
@@ -47,12 +49,10 @@ class SplitDecoder:
     Args:
         model: on the core.
         num_classes: K of its logits.
-        dtype: what the model computes in.
-        smooth_sigma_bins: as in training.
+        config: of the run: dtype, smoothing, prefetching.
         world: this rank among the others.
         guard: watches what compiles.
         groups_per_core: groups that a rank decodes at once.
-        prefetch: batches kept ready.
         head: the auxiliary head to decode with; "" decodes with the main one.
     """
 
@@ -60,22 +60,18 @@ class SplitDecoder:
         self,
         model: nn.Module,
         num_classes: int,
-        dtype: torch.dtype,
-        smooth_sigma_bins: float,
+        config: Config,
         world: World,
         guard: CompileGuard,
         groups_per_core: int,
-        prefetch: int = 2,
         head: str = "",
     ):
         self._model = model
         self._num_classes = num_classes
-        self._dtype = dtype
-        self._sigma = smooth_sigma_bins
+        self._config = config
         self._world = world
         self._guard = guard
         self._groups_per_core = groups_per_core
-        self._prefetch = prefetch
         self._head = head
 
     def decode(self, reader: GroupReader) -> Iterator[Prediction]:
@@ -95,26 +91,17 @@ class SplitDecoder:
                 yield hosts[-1]
 
         self._model.eval()
-        with Feed(read(), len(mine), device(), self._prefetch) as feed, torch.no_grad():
+        with Feed(read(), len(mine), device(), self._config.data.prefetch_batches) as feed, torch.no_grad():
             started: list[torch.Tensor] = []
             for (bucket, _), batch in zip(mine, feed, strict=True):
                 before = started
                 with self._guard.watch("evaluate", bucket, f"features {tuple(batch.features_BTC.shape)}"):
-                    started = self._step(batch)
+                    started = decoding_step(self._model, batch, self._num_classes, self._config, self._head)
                     sync()
                 if before:  # read while the core is busy with the next
                     yield from self._predictions(reader, hosts.pop(0), to_host(before))
             if started:
                 yield from self._predictions(reader, hosts.pop(0), to_host(started))
-
-    def _step(self, batch: DeviceBatch) -> list[torch.Tensor]:
-        features_BTC = smooth(batch.features_BTC.to(self._dtype), self._sigma)
-        output = checked(
-            self._model(features_BTC, batch.input_bins_B, batch.days_B), features_BTC, self._num_classes, self._model
-        )
-        logits_BPK = head_logits(output, self._head, self._model)
-        loss_B = ctc_loss(logits_BPK, batch.labels_BL, output.steps_B, batch.label_lengths_B)
-        return [logits_BPK.argmax(-1).to(torch.int32), output.steps_B.to(torch.int32), loss_B]
 
     def _predictions(self, reader: GroupReader, batch: Batch, results: list[torch.Tensor]) -> Iterator[Prediction]:
         ids_BP, steps_B, loss_B = (result.numpy() for result in results)
@@ -128,3 +115,25 @@ class SplitDecoder:
                     reference=tuple(batch.labels_BL[row, : batch.label_lengths_B[row]].tolist()) if labelled else None,
                     loss=float(loss_B[row]) if labelled else None,
                 )
+
+
+def decoding_step(
+    model: nn.Module, batch: DeviceBatch, num_classes: int, config: Config, head: str = ""
+) -> list[torch.Tensor]:
+    """What the core computes for a batch: the most likely class at each step, the number of steps, the CTC loss.
+
+    Args:
+        model: on the core, in evaluation mode.
+        batch: on the core.
+        num_classes: K of its logits.
+        config: of the run.
+        head: the auxiliary head to decode with; "" is the main one.
+
+    Returns:
+        ids_BP, steps_B, int32, and loss_B, float32 (without meaning where there are no labels).
+    """
+    features_BTC = smooth(batch.features_BTC.to(DTYPES[config.model.dtype]), config.augment.smooth_sigma_bins)
+    output = checked(model(features_BTC, batch.input_bins_B, batch.days_B), features_BTC, num_classes, model)
+    logits_BPK = head_logits(output, head, model)
+    loss_B = ctc_loss(logits_BPK, batch.labels_BL, output.steps_B, batch.label_lengths_B)
+    return [logits_BPK.argmax(-1).to(torch.int32), output.steps_B.to(torch.int32), loss_B]

@@ -1,4 +1,4 @@
-"""The dtype policy: what every tensor of a training step is kept in. One place for the trainer, the audit and the reader.
+"""The dtype policy: what every tensor of a training step is kept in, for the trainer and for the audit.
 
 | tensors | dtype |
 | --- | --- |

@@ -100,12 +100,10 @@ class _Run:
         self.decoder = SplitDecoder(
             model,
             sizes.num_classes,
-            DTYPES[config.model.dtype],
-            config.augment.smooth_sigma_bins,
+            config,
             world,
             self.guard,
             self.plan.groups_per_validation_slot,
-            config.data.prefetch_batches,
         )
         self.train_reader = stack.enter_context(GroupReader(self.group_set, "train"))
         validates = config.validation.every > 0

@@ -16,7 +16,7 @@ from xla_b2t.config import Config, ModelConfig
 from xla_b2t.errors import UserError
 from xla_b2t.models.augment import augment, smooth
 from xla_b2t.models.loss import trial_losses
-from xla_b2t.models.policy import DTYPES, kept_dtype
+from xla_b2t.models.policy import DTYPES, STATE, kept_dtype
 from xla_b2t.models.protocol import checked, scheduled_numbers
 from xla_b2t.training import optimizer
 from xla_b2t.training.sharding import Sharding
@@ -107,8 +107,8 @@ class TrainStep:
         shapes = [tuple(weight.shape) for weight in state.weights.values()]
         self._sharding = Sharding(shapes, config.optimizer.sharded, world)
         self._slots = _place_optimizer(model, config, state, self._sharding, place)
-        accumulated = [*shapes, (3,)] if config.train.accumulation > 1 else []
-        self._accumulated = place([torch.zeros(shape) for shape in accumulated])
+        accumulated = [*state.weights.values(), torch.empty(3)] if config.train.accumulation > 1 else []
+        self._accumulated = place([torch.zeros_like(tensor, dtype=STATE) for tensor in accumulated])
         (self._totals,) = place([torch.zeros(5)])
         self._keep_totals = False
         self._num_scheduled: int | None = None
@@ -154,6 +154,15 @@ class TrainStep:
         """An update without accumulation, traced and not run: what `xla/trace.py` turns into a program."""
         self.model.train()
         self._apply(self._backward(batch, scheduled), controls_N)
+
+    def trace_micro_step(self, batch: DeviceBatch, scheduled: list[torch.Tensor]) -> None:
+        """A micro-step of an update with accumulation, traced and not run."""
+        self.model.train()
+        self._backward(batch, scheduled)
+
+    def trace_apply(self, controls_N: torch.Tensor) -> None:
+        """The end of an update with accumulation, traced and not run."""
+        self._apply(self._accumulated, controls_N)
 
     def tensors(self) -> list[torch.Tensor]:
         """Everything on the core that an update changes."""

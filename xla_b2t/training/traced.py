@@ -1,15 +1,19 @@
-"""The whole training step as a program: what a core will be given, without data, weights or a TPU.
+"""The graphs of a run as programs: what a core will be given, without data, weights or a TPU.
 
-In: a model on the `meta` device, the configuration, the number of cores and a batch's shape. Out: an HLO module for
-`xla/tpu_compiler.py`. Nothing is run and no memory is taken, so a model of any size is traced in seconds.
+In: a model on the `meta` device, the configuration, the number of cores and a batch's shape. Out: HLO modules for
+`xla/tpu_compiler.py` and for the audit. Nothing is run and no memory is taken, so a model of any size is traced in
+seconds.
 """
 
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
 
 from xla_b2t.config import Config
+from xla_b2t.evaluation.decode import decoding_step
 from xla_b2t.models.protocol import scheduled_numbers
 from xla_b2t.training import optimizer
 from xla_b2t.training.step import TrainStep
@@ -23,30 +27,96 @@ from xla_b2t.xla.trace import TracedWorld, no_execution, placeholders, trace
 ENVIRONMENT = {"PJRT_DEVICE": "CPU", "XLA_ALWAYS_ALLREDUCE": "1", "XLA_IR_DEBUG": "1", "XLA_HLO_DEBUG": "1"}
 
 
-def trace_train_step(model: nn.Module, num_classes: int, config: Config, num_ranks: int, batch: DeviceBatch) -> bytes:
-    """An update without accumulation: forward, loss, backward, reduction over the cores, clipping, update.
+class TracedRun:
+    """One rank's state as placeholders, and the programs of its graphs.
 
-    The process must have been started with `ENVIRONMENT`.
+    A process may open one while it was started with `ENVIRONMENT`; use `traced_run`.
 
     Args:
-        model: a decoder on the `meta` device.
+        model: a decoder on the `meta` device; it is left on placeholders.
         num_classes: K of its logits.
-        config: the run's configuration, without accumulation.
+        config: the run's configuration.
         num_ranks: cores that train together.
-        batch: from `blank_batch`.
 
-    Returns:
-        A serialised HloModuleProto.
+    Attributes:
+        step: the training step, whose state is placeholders.
+        batch: the batch of the graph that was traced last, and `scheduled` what came with it.
     """
+
+    def __init__(self, model: nn.Module, num_classes: int, config: Config, num_ranks: int):
+        self._model, self._num_classes, self._config = model, num_classes, config
+        self.step = TrainStep(model, num_classes, config, TracedWorld(num_ranks), CompileGuard(), place=placeholders)
+        self.batch: DeviceBatch | None = None
+        self.scheduled: list[torch.Tensor] = []
+
+    def update(
+        self, batch: DeviceBatch, number: int = 0, watching: AbstractContextManager | None = None
+    ) -> dict[str, bytes]:
+        """An update: forward, loss, backward, reduction over the cores, clipping, update of weights and moments.
+
+        Args:
+            batch: from `blank_batch`.
+            number: of the update, which a model's `scheduled` is asked for.
+            watching: entered around what is traced.
+
+        Returns:
+            Serialised HloModuleProtos: "train"; with accumulation "micro" and "apply".
+        """
+        self._prepare(batch)
+        numbers = [torch.empty(optimizer.NUM_CONTROLS, device="meta"), *scheduled_numbers(self._model, number)]
+        controls_N, *self.scheduled = placeholders(numbers)
+        inputs = self.batch
+        if self._config.train.accumulation == 1:
+            parts = {"train": lambda: self.step.trace(inputs, controls_N, self.scheduled)}
+        else:
+            parts = {
+                "micro": lambda: self.step.trace_micro_step(inputs, self.scheduled),
+                "apply": lambda: self.step.trace_apply(controls_N),
+            }
+        programs = {}
+        with watching or nullcontext():
+            for name, traced in parts.items():
+                programs[name] = trace(self.step.tensors(), traced)
+                self._make_new()
+        return programs
+
+    def evaluation(self, batch: DeviceBatch, watching: AbstractContextManager | None = None) -> bytes:
+        """The decoding step of validation and evaluation, with its loss."""
+        self._prepare(batch)
+
+        def decode() -> Sequence[torch.Tensor]:
+            self._model.eval()
+            with torch.no_grad():
+                return decoding_step(self._model, self.batch, self._num_classes, self._config)
+
+        with watching or nullcontext():
+            return trace([], decode)
+
+    def _prepare(self, batch: DeviceBatch) -> None:
+        self.batch = DeviceBatch(*placeholders(list(batch)))
+        self._make_new()
+
+    def _make_new(self) -> None:
+        """Puts placeholders in the place of what the last trace computed."""
+        state = [*self.step.tensors(), *self._model.parameters(), *self._model.buffers()]
+        for tensor in {id(tensor): tensor for tensor in state}.values():
+            (tensor.data,) = placeholders([tensor])
+
+
+@contextmanager
+def traced_run(model: nn.Module, num_classes: int, config: Config, num_ranks: int) -> Iterator[TracedRun]:
+    """A `TracedRun`, as on a TPU v5e; while it is open, nothing can be run on an XLA device."""
     missing = {name for name, value in ENVIRONMENT.items() if os.environ.get(name) != value}
     assert not missing, f"set before the process starts: {missing}"
-    assert config.train.accumulation == 1, "with accumulation an update is two programs"
     with no_execution(), tracing_for(V5E):
-        step = TrainStep(model, num_classes, config, TracedWorld(num_ranks), CompileGuard(), place=placeholders)
-        inputs = DeviceBatch(*placeholders(list(batch)))
-        numbers = [torch.empty(optimizer.NUM_CONTROLS, device="meta"), *scheduled_numbers(model, 0)]
-        controls_N, *scheduled = placeholders(numbers)
-        return trace(step.tensors(), lambda: step.trace(inputs, controls_N, scheduled))
+        yield TracedRun(model, num_classes, config, num_ranks)
+
+
+def trace_train_step(model: nn.Module, num_classes: int, config: Config, num_ranks: int, batch: DeviceBatch) -> bytes:
+    """The program of one update without accumulation; arguments as of `TracedRun`."""
+    assert config.train.accumulation == 1, "with accumulation an update is two programs"
+    with traced_run(model, num_classes, config, num_ranks) as run:
+        return run.update(batch)["train"]
 
 
 def blank_batch(trials: int, bins: int, features: int, labels: int) -> DeviceBatch:

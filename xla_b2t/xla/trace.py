@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 import torch_xla
 import torch_xla.core.xla_builder as xb
+import torch_xla.core.xla_model as xm
 
 from xla_b2t.xla.world import Graph
 
@@ -41,6 +42,11 @@ def trace(state: Sequence[torch.Tensor], step: Callable[[], Sequence[torch.Tenso
     Returns:
         A serialised HloModuleProto.
     """
+    # A collective waits for the one before it, and a random number follows the last, in whichever graph they are; the
+    # end of a graph that is run parts them, and here no graph is.
+    core = torch_xla.device()
+    torch_xla._XLAC._set_all_reduce_token(str(core), None)
+    xm.set_rng_state(0, core)
     # Tensors of their own on the same data: an in-place operation changes the ones at hand.
     before = [torch_xla._XLAC._get_tensors_xla_device_data_node([tensor])[1][0] for tensor in state]
     outputs = [*state, *(step() or ())]
