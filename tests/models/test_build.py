@@ -5,9 +5,9 @@ import threading
 import pytest
 import torch
 
-from xla_b2t.config import ModelConfig
+from xla_b2t.config import Config, ModelConfig
 from xla_b2t.errors import UserError
-from xla_b2t.models.build import build_model
+from xla_b2t.models.build import build_model, build_without_weights, with_all_options
 from xla_b2t.models.protocol import Sizes
 
 SIZES = Sizes(num_features=6, num_days=3, num_classes=5)
@@ -37,8 +37,80 @@ def test_build_gru_decoder_takes_options_and_gives_float32():
 def test_build_of_an_unknown_model_names_the_known():
     what, where, fix = refused(ModelConfig(name="transformer"))
     assert what == "there is no model 'transformer'; known: gru_decoder, noise_split"
-    assert where == "model.name"
-    assert "model.factory" in fix
+    assert where == "configuration: model.name"
+    assert fix == "set model.name to one of them, or model.factory to one of your own"
+
+
+def test_build_of_a_misspelt_model_suggests_the_nearest():
+    what, where, fix = refused(ModelConfig(name="noise-split"))
+    assert what == "there is no model 'noise-split'; known: gru_decoder, noise_split"
+    assert where == "configuration: model.name"
+    assert fix == "did you mean noise_split?"
+
+
+def test_with_all_options_of_an_unknown_model_or_option_is_refused_as_by_build():
+    for model in (ModelConfig(name="noise-split"), ModelConfig(options={"hiden": 5})):
+        with pytest.raises(UserError) as caught:
+            with_all_options(Config(model=model))
+        assert caught.value.args == refused(model)
+    users = Config(model=ModelConfig(factory="my_model.py:build", options={"width": 3}))
+    assert with_all_options(users) is users
+
+
+def test_build_without_weights_of_our_model_takes_no_memory():
+    model = build_without_weights(ModelConfig(), Sizes(512, 45, 41))
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+
+
+READS_A_VALUE = """
+import torch
+
+
+class Mine(torch.nn.Module):
+    def __init__(self, sizes):
+        super().__init__()
+        self.patch = int(torch.tensor([4, 2]).max().item()) + len(torch.ones(3).numpy())
+        self.out = torch.nn.Linear(sizes.num_features, sizes.num_classes)
+
+    def forward(self, features_BTC, input_bins_B, days_B):
+        return None
+
+    def output_steps(self, input_bins):
+        return input_bins - self.patch
+
+
+def build(sizes, options):
+    return Mine(sizes)
+
+
+def build_never(sizes, options):
+    return torch.zeros(1).item() + options["width"]
+"""
+
+
+def test_build_without_weights_of_a_model_that_reads_a_value_is_on_the_cpu(tmp_path):
+    path = tmp_path / "reads.py"
+    path.write_text(READS_A_VALUE)
+    before = torch.get_rng_state()
+    model = build_without_weights(ModelConfig(factory=f"{path}:build"), SIZES)
+    assert (model.output_steps(10), model.out.weight.device.type) == (3, "cpu")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_build_without_weights_of_a_model_that_fails_everywhere_says_how_it_fails_on_the_cpu(tmp_path):
+    path = tmp_path / "never.py"
+    path.write_text(READS_A_VALUE)
+    with pytest.raises(UserError) as caught:
+        build_without_weights(ModelConfig(factory=f"{path}:build_never"), SIZES)
+    assert caught.value.what == "the factory failed: KeyError: 'width'"
+    assert caught.value.where == f"{path}:{READS_A_VALUE.splitlines().index('def build_never(sizes, options):') + 2}"
+    assert caught.value.fix == "correct the line"
+
+
+def test_build_without_weights_passes_on_what_is_wrong_with_our_options():
+    with pytest.raises(UserError) as caught:
+        build_without_weights(ModelConfig(options={"hiden": 5}), SIZES)
+    assert caught.value.args == refused(ModelConfig(options={"hiden": 5}))
 
 
 def test_build_with_an_unknown_option_suggests_the_nearest():

@@ -4,6 +4,7 @@ In: `[model]` of the configuration and the sizes of the data. Out: an `nn.Module
 device (`torch.device("meta")` as a context gives it no memory). Dtype and device are the trainer's affair.
 """
 
+import difflib
 import importlib.util
 import inspect
 import sys
@@ -51,30 +52,53 @@ def build_model(config: ModelConfig, sizes: Sizes, *, seed: int | None = None) -
         return _build(config, sizes)
 
 
-def _build(config: ModelConfig, sizes: Sizes) -> nn.Module:
-    if config.factory:
-        return _build_users(config, sizes)
-    if config.name not in OURS:
-        raise UserError(
-            f"there is no model {config.name!r}; known: {', '.join(OURS)}",
-            "model.name",
-            "set model.name, or model.factory",
-        )
-    record, model = OURS[config.name]
-    return model(sizes, decode(record, config.options, "configuration", "model.options"))
+def build_without_weights(config: ModelConfig, sizes: Sizes) -> nn.Module:
+    """The model for what needs no values of its weights: names, shapes, `output_steps`, a trace.
+
+    It is on the meta device and takes no memory. A user's own model that cannot be built there, because its constructor
+    reads a value back, is built on the CPU.
+
+    Raises:
+        UserError: as `build_model`.
+    """
+    try:
+        with torch.device("meta"):
+            return build_model(config, sizes)
+    except UserError as error:
+        if not config.factory or error.__cause__ is None:  # nothing that the user's own code did
+            raise
+    return build_model(config, sizes, seed=0)
 
 
 def with_all_options(config: Config) -> Config:
     """The configuration with every option of one of our models written out, as it is or by default.
 
     Raises:
-        UserError: as `build_model`.
+        UserError: there is no such model, or an option that it does not know or take.
     """
-    if config.model.factory or config.model.name not in OURS:
+    if config.model.factory:
         return config
-    record, _ = OURS[config.model.name]
+    record, _ = _our(config.model.name)
     options = msgspec.to_builtins(decode(record, config.model.options, "configuration", "model.options"))
     return replace(config, model=replace(config.model, options=options))
+
+
+def _build(config: ModelConfig, sizes: Sizes) -> nn.Module:
+    if config.factory:
+        return _build_users(config, sizes)
+    record, model = _our(config.name)
+    return model(sizes, decode(record, config.options, "configuration", "model.options"))
+
+
+def _our(name: str) -> tuple[type, Callable[[Sizes, Any], nn.Module]]:
+    if name in OURS:
+        return OURS[name]
+    near = difflib.get_close_matches(name, OURS, n=1)
+    raise UserError(
+        f"there is no model {name!r}; known: {', '.join(OURS)}",
+        "configuration: model.name",
+        f"did you mean {near[0]}?" if near else "set model.name to one of them, or model.factory to one of your own",
+    )
 
 
 def _build_users(config: ModelConfig, sizes: Sizes) -> nn.Module:
