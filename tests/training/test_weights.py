@@ -15,7 +15,15 @@ from xla_b2t.training import nejm
 from xla_b2t.training.checkpoint import Checkpoint, CheckpointFolder, load_file
 from xla_b2t.training.loop import Job, run_rank
 from xla_b2t.training.step import initial_state
-from xla_b2t.training.weights import check_fits, check_use, find_checkpoint, for_sessions, read_checkpoint, start_from
+from xla_b2t.training.weights import (
+    check_fits,
+    check_use,
+    find_checkpoint,
+    for_sessions,
+    read_checkpoint,
+    start_from,
+    weights_file,
+)
 from xla_b2t.xla.world import Alone
 
 SESSIONS = ("mon", "tue", "wed")
@@ -143,6 +151,46 @@ def test_check_use_of_data_with_other_features_is_refused(small_groups):
     assert (caught.value.where, caught.value.fix) == (
         str(small_groups), "give groups with the features that it was trained on"
     )  # fmt: skip
+
+
+def test_check_use_of_a_checkpoint_of_another_model_says_which_it_is_of(small_groups):
+    group_set = open_group_set(small_groups)
+    checkpoint = make(small(num_features=16, num_days=2), group_set.sessions, num_features=16)
+    check_use(checkpoint, "a.pt", ModelConfig(options=OPTIONS), group_set)
+    with pytest.raises(UserError) as caught:
+        check_use(checkpoint, "a.pt", ModelConfig(name="noise_split"), group_set)
+    assert (
+        caught.value.what
+        == "the weights are of another model: model.name=gru_decoder, and this is model.name=noise_split"
+    )
+    assert caught.value.where == "a.pt"
+    assert caught.value.fix == "give the checkpoint of a model like this one, or --set model.name=gru_decoder"
+    with pytest.raises(UserError, match="the weights do not fit the model: h0 is"):
+        check_use(checkpoint, "a.pt", ModelConfig(options={**OPTIONS, "hidden": 7}), group_set)
+
+
+def test_check_use_of_a_users_model_that_holds_ours_takes_the_weights_of_ours(small_groups, tmp_path):
+    path = tmp_path / "ours.py"
+    path.write_text(
+        "from xla_b2t.config import ModelConfig\n"
+        "from xla_b2t.models.build import build_model\n"
+        "def build(sizes, options):\n"
+        "    return build_model(ModelConfig(options=options), sizes)\n"
+    )
+    group_set = open_group_set(small_groups)
+    checkpoint = make(small(num_features=16, num_days=2), group_set.sessions, num_features=16)
+    check_use(checkpoint, "a.pt", ModelConfig(factory=f"{path}:build", options=OPTIONS), group_set)
+    with pytest.raises(UserError) as caught:
+        check_use(checkpoint, "a.pt", ModelConfig(factory=f"{path}:build", options={**OPTIONS, "layers": 2}), group_set)
+    assert f"model.name=gru_decoder, and this is model.factory={path}:build" in caught.value.what
+
+
+def test_weights_file_of_a_file_is_itself_and_of_a_folder_its_best(tmp_path):
+    best = CheckpointFolder(tmp_path / "run").save(make(), is_best=True)
+    assert weights_file(str(tmp_path / "run")) == weights_file(str(best)) == best
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="there is no checkpoint yet"):
+        weights_file(str(tmp_path / "empty"))
 
 
 def test_start_from_replaces_every_value_with_days_by_name(tmp_path):

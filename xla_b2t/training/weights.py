@@ -15,7 +15,7 @@ from xla_b2t import config as configuration
 from xla_b2t.config import ModelConfig
 from xla_b2t.data.groups import GroupSet
 from xla_b2t.errors import UserError
-from xla_b2t.models.build import build_model
+from xla_b2t.models.build import build_without_weights
 from xla_b2t.models.protocol import Sizes
 from xla_b2t.training import checkpoint as own
 from xla_b2t.training import nejm
@@ -50,6 +50,15 @@ def find_checkpoint(place: str | Path, which: str = "best") -> Path:
     if which == "latest":
         raise UserError("this is not a run directory: it holds a best checkpoint only", str(place), "leave latest away")
     return published
+
+
+def weights_file(init_from: str) -> Path:
+    """The file that `train.init_from` means: itself, or the best of a folder.
+
+    Raises:
+        UserError: a folder without a checkpoint.
+    """
+    return find_checkpoint(init_from) if Path(init_from).is_dir() else Path(init_from)
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
@@ -144,9 +153,28 @@ def check_use(checkpoint: Checkpoint, path: str, config: ModelConfig, group_set:
             group_set.folder,
             "give groups with the features that it was trained on",
         )
-    with torch.device("meta"):
-        model = build_model(config, Sizes(group_set.num_features, len(group_set.sessions), group_set.num_classes))
-    check_fits(model, for_sessions(checkpoint, path, group_set.sessions, group_set.folder), path)
+    sizes = Sizes(group_set.num_features, len(group_set.sessions), group_set.num_classes)
+    model = build_without_weights(config, sizes)
+    ordered = for_sessions(checkpoint, path, group_set.sessions, group_set.folder)
+    try:
+        check_fits(model, ordered, path)
+    except UserError:
+        _refuse_other_model(checkpoint, path, config)
+        raise
+
+
+def _refuse_other_model(checkpoint: Checkpoint, path: str, config: ModelConfig) -> None:
+    """Weights that do not fit because the model is another: that says more than their names do."""
+    theirs = configuration.loads(checkpoint.config, path).model
+    names = [
+        f"model.factory={model.factory}" if model.factory else f"model.name={model.name}" for model in (theirs, config)
+    ]
+    if names[0] != names[1]:
+        raise UserError(
+            f"the weights are of another model: {names[0]}, and this is {names[1]}",
+            path,
+            f"give the checkpoint of a model like this one, or --set {names[0]}",
+        )
 
 
 def start_from(model: nn.Module, path: str | Path, sessions: tuple[str, ...], data_dir: str) -> None:
