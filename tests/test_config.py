@@ -30,6 +30,15 @@ def test_load_file_keeps_the_defaults_of_what_it_leaves_out(tmp_path):
     assert config.train.accumulation == Config().train.accumulation
 
 
+def test_data_num_features_is_what_the_groups_have_unless_it_is_given():
+    assert load(None).data.num_features == 0
+    assert load(None, ["data.num_features=256"]).data.num_features == 256
+    error = refusal(None, "data.num_features=-1")
+    assert error.what == "data.num_features is -1, expected an integer >= 0"
+    assert error.where == "--set data.num_features=-1: data.num_features"
+    assert error.fix == "for example data.num_features = 0"
+
+
 def test_dumps_loaded_again_is_equal(tmp_path):
     config = load(
         None, ["model.options.hidden=64", 'model.options.note="x"', "optimizer.rate.peak=0.25", "run.dir=runs/a b"]

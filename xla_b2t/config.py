@@ -51,6 +51,8 @@ class DataConfig(Record):
     """Which groups are read, and in which order."""
 
     dir: str = "groups"
+    num_features: ZeroOrMore = 0
+    """Features that a bin of the groups must have; 0 takes what they have."""
     recipe: Literal["epochs", "days"] = "epochs"
     """`epochs`: each group once an epoch. `days`: the published recipe, distinct days drawn with replacement."""
     days_per_batch: AtLeastOne = 4
