@@ -15,7 +15,7 @@ class Finding:
         name: what breaks it: a parameter, a key, a trial.
         where: file and place.
         found: the value there.
-        expected: the value that would be right.
+        expected: the value that would be right; "" where `found` is a sentence that says it.
         fix: a command to type or a key to change.
     """
 
@@ -27,11 +27,19 @@ class Finding:
     fix: str
 
 
+def finding_of(error: UserError, kind: str) -> Finding:
+    """What a check found that raises at the first thing it finds, as one finding among others."""
+    return Finding(kind, kind, error.where, error.what, "", error.fix)
+
+
 def refuse(findings: Sequence[Finding]) -> None:
     """Raises all findings as one error, the most upstream first; does nothing when there are none."""
     if not findings:
         return
-    lines = [f"{finding.name}: found {finding.found}, expected {finding.expected}" for finding in findings]
+    lines = [
+        f"{finding.name}: found {finding.found}, expected {finding.expected}" if finding.expected else finding.found
+        for finding in findings
+    ]
     places = [finding.where for finding in findings]
     fixes = [finding.fix for finding in findings]
     if len(findings) > 1:

@@ -1,78 +1,196 @@
 """The first look: every number that configuration, data and model must agree on, before a rank is started.
 
-In: the configuration and the number of ranks. Out: findings, all at once. It reads the metadata of the groups and
-builds the model without weights (on the meta device), so it takes a second and no memory.
+In: the configuration and the number of ranks. Out: findings, all at once, the most upstream first. It reads the
+metadata of the groups and of a checkpoint, and builds the model without weights, so it takes a second and no memory.
+What cannot be told because something before it is wrong is left out.
 """
 
-import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+import h5py
 import numpy as np
-import torch
+from torch import nn
 
-from xla_b2t.audit.findings import Finding, refuse
-from xla_b2t.audit.resume import Resumed, changed_data, changed_keys
+from xla_b2t.audit import resume
+from xla_b2t.audit.environment import environment
+from xla_b2t.audit.findings import Finding, finding_of, refuse
+from xla_b2t.audit.resume import Resumed
+from xla_b2t.audit.steps import enough_steps
 from xla_b2t.config import Config
-from xla_b2t.data.batch_plan import plan_batches
-from xla_b2t.data.groups import GroupSet, SplitIndex, open_group_set
-from xla_b2t.models.build import build_model
+from xla_b2t.data.batch_plan import BatchPlan, plan_batches
+from xla_b2t.data.group_layout import mismatches
+from xla_b2t.data.groups import CONVERT, GroupSet, SplitIndex, open_group_set
+from xla_b2t.data.phonemes import NUM_CLASSES
+from xla_b2t.errors import UserError
+from xla_b2t.models.build import build_without_weights, with_all_options
 from xla_b2t.models.protocol import Sizes
+from xla_b2t.training.weights import check_use, read_checkpoint, weights_file
 
-_NAMED = 3
-"""Trials that a finding names; the rest are counted."""
+_KIND_OF = {
+    "features": "input", "labels": "labels", "label_lengths": "labels", "required_steps": "labels", "days": "days",
+}  # fmt: skip
+"""The rule that a dataset of a group falls under; "groups" for the others."""
+_CONFIGURATION = "configuration: "
+"""Begins a place that is a key of the configuration, until it is known where that was given."""
 
 
-def check(config: Config, num_ranks: int, resumed: Resumed | None = None) -> None:
-    """Raises every finding about a run as one UserError; returns when there is none.
+def check(
+    config: Config,
+    num_ranks: int,
+    resumed: Resumed | None = None,
+    given: Callable[[str], str] | None = None,
+) -> None:
+    """Raises every finding of `numbers` as one UserError; returns when there is none."""
+    refuse(numbers(config, num_ranks, resumed, given))
+
+
+def numbers(
+    config: Config,
+    num_ranks: int,
+    resumed: Resumed | None = None,
+    given: Callable[[str], str] | None = None,
+) -> list[Finding]:
+    """Everything about a run that does not agree, as far as it shows without tracing a step.
 
     Args:
         config: the run's configuration.
         num_ranks: ranks that will be started.
         resumed: the run that is gone on with, None for a new one.
+        given: where a key of the configuration was given, from `given_in`.
     """
-    group_set = open_group_set(config.data.dir)
-    refuse([*environment(), *splits(config, group_set)])
-    plan = plan_batches(config, group_set.group_size, num_ranks)
-    if resumed is not None:
-        refuse(
-            changed_keys(resumed.config_path, config)
-            + changed_data(resumed, group_set.conversion, plan.global_batch, config.data.dir)
-        )
-    sizes = Sizes(group_set.num_features, len(group_set.sessions), group_set.num_classes)
-    with torch.device("meta"):
-        model = build_model(config.model, sizes)
-    found = enough_groups(group_set, num_ranks * plan.accumulation)
-    for name in dict.fromkeys(("train", config.validation.split)):
-        index = group_set.splits.get(name)
-        if index is not None and index.labelled:
-            found += steps(model, group_set, index)
-    refuse(found)
+    found = environment(num_ranks)
+    try:
+        group_set = open_group_set(config.data.dir)
+    except UserError as error:
+        wrong = _model_by_name(config)
+        found += [finding_of(error, "groups"), *wrong]
+        if resumed and not wrong:
+            found += _changed_keys(resumed, config)
+    else:
+        found += [*layout(group_set), *splits(config, group_set), *sizes(config, group_set), *lengths(group_set)]
+        model, wrong = _model(config, group_set)
+        found += wrong
+        if model:
+            found += enough_steps(config, group_set, model, _asked(config))
+        plan, wrong = _plan(config, group_set, num_ranks)
+        found += wrong
+        if plan:
+            found += enough_groups(group_set, num_ranks * plan.accumulation)
+        if resumed:
+            found += _resumed(resumed, config, group_set, model, plan)
+        elif config.train.init_from and model:
+            found += _begun_with(config, group_set)
+    return [_placed(finding, given) for finding in dict.fromkeys(found)]
 
 
-def environment() -> list[Finding]:
-    """Variables that change dtypes behind torch's back."""
+def given_in(path: str, overrides: Sequence[str]) -> Callable[[str], str]:
+    """Tells of a key where it was given: in the last override that sets it or a table that it is in, else in the file.
+
+    Args:
+        path: the configuration file.
+        overrides: each `table.key=value`, as given to `config.load`.
+    """
+
+    def place(key: str) -> str:
+        for override in reversed(overrides):
+            name = override.partition("=")[0].strip()
+            if key == name or key.startswith(f"{name}."):
+                return f"--set {override}"
+        return f"{path}: {key}"
+
+    return place
+
+
+def layout(group_set: GroupSet) -> list[Finding]:
+    """Every dataset of every group is stored as docs/FORMAT.md says."""
+    try:
+        found = mismatches(group_set)
+    except UserError as error:
+        return [finding_of(error, "groups")]
     return [
-        Finding("environment", name, "environment", repr(os.environ[name]), "unset", f"unset {name}")
-        for name in ("XLA_USE_BF16", "XLA_DOWNCAST_BF16")
-        if os.environ.get(name)
+        Finding(
+            _KIND_OF.get(mismatch.dataset, "groups"),
+            f"{mismatch.dataset or 'groups'} of {mismatch.split}",
+            mismatch.where,
+            f"{mismatch.found} in {mismatch.groups} of {mismatch.of} groups",
+            mismatch.expected,
+            CONVERT,
+        )
+        for mismatch in found
     ]
 
 
 def splits(config: Config, group_set: GroupSet) -> list[Finding]:
     """The splits that are trained and validated on exist and have labels."""
-    asked = ["train", *([config.validation.split] if config.validation.every else [])]
     here = ", ".join(group_set.splits) or "none"
-    fix = "pre-batch a folder that has it" + ("" if asked == ["train"] else ", or set validation.every=0")
+    fix = "pre-batch a folder that has it"
     found = []
-    for name in asked:
+    for name in _asked(config):
+        or_none = "" if name == "train" else ", or set validation.every=0"
         if name not in group_set.splits:
-            found.append(Finding("split", name, group_set.folder, here, name, fix))
+            found.append(Finding("split", name, group_set.folder, here, name, fix + or_none))
         elif not group_set.splits[name].labelled:
-            found.append(Finding("split", name, group_set.splits[name].path, "no labels", "labels", fix))
+            found.append(Finding("split", name, group_set.splits[name].path, "no labels", "labels", fix + or_none))
+    return found
+
+
+def sizes(config: Config, group_set: GroupSet) -> list[Finding]:
+    """Features, classes and days: of the configuration, of the manifest and of the index."""
+    found = []
+    wanted = config.data.num_features
+    if wanted and wanted != group_set.num_features:
+        found.append(
+            Finding(
+                "features",
+                "data.num_features",
+                f"{_CONFIGURATION}data.num_features",
+                str(wanted),
+                f"{group_set.num_features}, as in {group_set.folder}",
+                f"set data.num_features={group_set.num_features}, or give groups of {wanted} features with data.dir",
+            )
+        )
+    if group_set.num_classes != NUM_CLASSES:
+        expected = f"{NUM_CLASSES}, the blank and the phonemes of xla_b2t/data/phonemes.py"
+        found.append(Finding("classes", "num_classes", group_set.folder, str(group_set.num_classes), expected, CONVERT))
+    found += [finding for index in group_set.splits.values() for finding in _label_range(group_set, index)]
+    twice = sorted({session for session in group_set.sessions if group_set.sessions.count(session) > 1})
+    if twice:
+        expected = "each session once: its place is its day"
+        found.append(Finding("days", "sessions", group_set.folder, f"{', '.join(twice)} twice", expected, CONVERT))
+    return found
+
+
+def lengths(group_set: GroupSet) -> list[Finding]:
+    """Trials and labels fit into their buckets."""
+    found = []
+    for index in group_set.splits.values():
+        bins_G = np.array([bucket.input_bins for bucket in group_set.buckets])[index.bucket_G]
+        slots_G = np.array([bucket.label_slots for bucket in group_set.buckets])[index.bucket_G]
+        for kind, table, values_GB, most_G, unit in (
+            ("bucket", "input_bins", index.input_bins_GB, bins_G, "bins of its bucket"),
+            ("labels", "label_lengths", index.label_lengths_GB, slots_G, "label slots of its bucket"),
+        ):
+            too_long_GB = values_GB > most_G[:, None]
+            if too_long_GB.any():
+                group, trial = np.argwhere(too_long_GB)[0]
+                found.append(
+                    Finding(
+                        kind,
+                        f"{int(too_long_GB.sum())} trials of {index.split}",
+                        f"{index.path}:/index/{table}",
+                        f"{values_GB[group, trial]} in group {group} trial {trial}",
+                        f"at most the {most_G[group]} {unit}",
+                        CONVERT,
+                    )
+                )
     return found
 
 
 def enough_groups(group_set: GroupSet, slots: int) -> list[Finding]:
     """Every rank gets a group in some update; with fewer groups than ranks some would train on nothing for ever."""
+    if "train" not in group_set.splits:
+        return []
     num_groups = len(group_set.splits["train"].bucket_G)
     if num_groups >= slots:
         return []
@@ -88,29 +206,86 @@ def enough_groups(group_set: GroupSet, slots: int) -> list[Finding]:
     ]
 
 
-def steps(model: torch.nn.Module, group_set: GroupSet, index: SplitIndex) -> list[Finding]:
-    """Every trial is long enough for the model, and for its labels: otherwise no alignment exists and the loss is not
-    finite."""
-    valid_GB = index.input_bins_GB > 0
-    lengths = np.unique(index.input_bins_GB[valid_GB])
-    steps_of = {int(length): model.output_steps(int(length)) for length in lengths}
-    steps_GB = np.vectorize(lambda bins: steps_of.get(int(bins), 0), otypes=[np.int64])(index.input_bins_GB)
-    impossible_GB = valid_GB & (steps_GB < np.maximum(index.required_steps_GB, 1))
-    if not impossible_GB.any():
+def _asked(config: Config) -> list[str]:
+    """The splits that the run reads."""
+    return list(dict.fromkeys(["train", *([config.validation.split] if config.validation.every else [])]))
+
+
+def _label_range(group_set: GroupSet, index: SplitIndex) -> list[Finding]:
+    """A class beyond the last would be taken for another on a core, where nothing checks it."""
+    most, where = index.max_label, index.path
+    try:
+        with h5py.File(index.path, "r") as file:
+            most_G = file["index/max_label"][()]
+    except (OSError, KeyError) as error:
+        return [Finding("classes", f"labels of {index.split}", f"{where}:/index/max_label", str(error), "", CONVERT)]
+    beyond_G = np.flatnonzero(most_G >= group_set.num_classes)
+    if len(beyond_G):
+        most, where = int(most_G.max()), f"{index.path}:/groups/{beyond_G[0]:04d}/labels"
+    elif most < group_set.num_classes:
         return []
-    places = np.argwhere(impossible_GB)
-    examples = ", ".join(
-        f"group {group} trial {trial} has {steps_GB[group, trial]} steps for {index.required_steps_GB[group, trial]}"
-        for group, trial in places[:_NAMED]
-    )
-    return [
-        Finding(
-            "labels",
-            f"{len(places)} trials of {index.split}",
-            index.path,
-            examples + (" ..." if len(places) > _NAMED else ""),
-            "at least as many output steps as labels and adjacent repeats",
-            f"pre-batch again with --patch-bins and --patch-stride of the model (now {group_set.patch_bins} and "
-            f"{group_set.patch_stride}): such trials are then refused and counted",
-        )
-    ]
+    expected = f"at most {group_set.num_classes - 1}: there are {group_set.num_classes} classes"
+    name = f"labels of {index.split}" + (f", {len(beyond_G)} groups" if len(beyond_G) else "")
+    return [Finding("classes", name, where, f"class {most}", expected, CONVERT)]
+
+
+def _model_by_name(config: Config) -> list[Finding]:
+    """What can be told of the model where the data, and so its sizes, are not known."""
+    try:
+        with_all_options(config)
+    except UserError as error:
+        return [finding_of(error, "model")]
+    return []
+
+
+def _model(config: Config, group_set: GroupSet) -> tuple[nn.Module | None, list[Finding]]:
+    try:
+        of_data = Sizes(group_set.num_features, len(group_set.sessions), group_set.num_classes)
+        return build_without_weights(config.model, of_data), []
+    except UserError as error:
+        return None, [finding_of(error, "model")]
+
+
+def _plan(config: Config, group_set: GroupSet, num_ranks: int) -> tuple[BatchPlan | None, list[Finding]]:
+    try:
+        return plan_batches(config, group_set.group_size, num_ranks), []
+    except UserError as error:
+        finding = finding_of(error, "batch")
+        return None, [replace(finding, where=f"{_CONFIGURATION}{finding.where}")]
+
+
+def _changed_keys(resumed: Resumed, config: Config) -> list[Finding]:
+    try:
+        return resume.changed_keys(resumed.config_path, config)
+    except UserError as error:
+        return [finding_of(error, "resume")]
+
+
+def _resumed(
+    resumed: Resumed, config: Config, group_set: GroupSet, model: nn.Module | None, plan: BatchPlan | None
+) -> list[Finding]:
+    is_told = model is None and not config.model.factory  # options that a model of ours does not take
+    found = [] if is_told else _changed_keys(resumed, config)
+    is_same_model = model is not None and not any(finding.name.startswith("model.") for finding in found)
+    found += resume.changed_data(resumed, group_set.conversion, config.data.dir)
+    if plan:
+        found += resume.changed_batch(resumed, plan.global_batch)
+    if resumed.checkpoint:
+        found += resume.state(resumed.checkpoint, group_set, model if is_same_model else None)
+    return found
+
+
+def _begun_with(config: Config, group_set: GroupSet) -> list[Finding]:
+    try:
+        path = weights_file(config.train.init_from)
+        check_use(read_checkpoint(path), str(path), config.model, group_set)
+    except UserError as error:
+        return [finding_of(error, "weights")]
+    return []
+
+
+def _placed(finding: Finding, given: Callable[[str], str] | None) -> Finding:
+    """With the place where its key was given, in place of the key alone."""
+    if given is None or not finding.where.startswith(_CONFIGURATION):
+        return finding
+    return replace(finding, where=given(finding.where.removeprefix(_CONFIGURATION).partition(",")[0]))

@@ -69,9 +69,10 @@ def run(args: argparse.Namespace) -> int:
         make_demo_data(Path(config.data.dir))
 
     preflight_began = time.time()
-    from xla_b2t.audit.inventory import check
+    from xla_b2t.audit.inventory import check, given_in
 
-    check(config, num_ranks, _resumed(run_dir) if checkpoint else None)
+    given = given_in(args.config or str(_DEMO), overrides)
+    check(config, num_ranks, _resumed(run_dir, checkpoint) if checkpoint else None, given)
     init_from = _to_begin_with(config, run_dir) if config.train.init_from and not checkpoint else ""
     seconds = {"start": preflight_began - started, "preflight": time.time() - preflight_began}
     from xla_b2t.models.build import with_all_options
@@ -134,26 +135,23 @@ def _to_resume(run_dir: Path, steps: int, resume: str | None, overwrite: bool, m
 
 
 def _to_begin_with(config: "Config", run_dir: Path) -> str:
-    """The file of `train.init_from`, once it is known to fit the data and the model."""
-    from xla_b2t.data.groups import open_group_set
-    from xla_b2t.training.weights import check_use, find_checkpoint, read_checkpoint
+    """The file of `train.init_from`, which is known to fit the data and the model."""
+    from xla_b2t.training.weights import weights_file
 
-    place = Path(config.train.init_from)
-    path = find_checkpoint(place) if place.is_dir() else place
+    path = weights_file(config.train.init_from)
     if path.resolve().is_relative_to(run_dir.resolve()):
         fix = "give this run another directory: --set run.dir="
         raise UserError(
             "a run cannot begin with weights that lie in its own directory", f"train.init_from: {path}", fix
         )
-    check_use(read_checkpoint(path), str(path), config.model, open_group_set(config.data.dir))
     return str(path)
 
 
-def _resumed(run_dir: Path) -> "Resumed":
+def _resumed(run_dir: Path, checkpoint: str) -> "Resumed":
     from xla_b2t.audit.resume import Resumed
     from xla_b2t.training.checkpoint import CheckpointFolder
 
-    return Resumed(str(run_dir / "config.toml"), *CheckpointFolder(run_dir).trained_on())
+    return Resumed(str(run_dir / "config.toml"), *CheckpointFolder(run_dir).trained_on(), checkpoint)
 
 
 def _refuse_foreign(run_dir: Path) -> None:
