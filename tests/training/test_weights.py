@@ -189,8 +189,11 @@ def test_weights_file_of_a_file_is_itself_and_of_a_folder_its_best(tmp_path):
     best = CheckpointFolder(tmp_path / "run").save(make(), is_best=True)
     assert weights_file(str(tmp_path / "run")) == weights_file(str(best)) == best
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="there is no checkpoint yet"):
+    with pytest.raises(UserError) as caught:
         weights_file(str(tmp_path / "empty"))
+    assert caught.value.what == "there is no checkpoint in this folder"
+    assert caught.value.where == f"train.init_from: {tmp_path}/empty"
+    assert caught.value.fix.startswith("give a run that train wrote, a file of its checkpoints/, or a folder of ")
 
 
 def test_start_from_replaces_every_value_with_days_by_name(tmp_path):

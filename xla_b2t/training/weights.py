@@ -58,7 +58,16 @@ def weights_file(init_from: str) -> Path:
     Raises:
         UserError: a folder without a checkpoint.
     """
-    return find_checkpoint(init_from) if Path(init_from).is_dir() else Path(init_from)
+    place = Path(init_from)
+    if not place.is_dir():
+        return place
+    if not CheckpointFolder(place).exists() and not (place / nejm.CHECKPOINT).exists():
+        raise UserError(
+            "there is no checkpoint in this folder",
+            f"train.init_from: {place}",
+            "give a run that train wrote, a file of its checkpoints/, or a folder of the published baseline",
+        )
+    return find_checkpoint(place)
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
