@@ -1,0 +1,30 @@
+"""The length of a trial, an integer, is cast to float32 and scales bfloat16."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from xla_b2t.models.day_affine import DayAffine
+from xla_b2t.models.patches import patch_steps, patch_steps_of, patches
+from xla_b2t.models.protocol import DecoderOutput
+
+
+class Decoder(nn.Module):
+    def __init__(self, sizes):
+        super().__init__()
+        self.day = DayAffine(sizes.num_days, sizes.num_features)
+        self.encoder = nn.Linear(4 * sizes.num_features, 16)
+        self.head = nn.Linear(16, sizes.num_classes)
+
+    def forward(self, features_BTC, input_bins_B, days_B):
+        x = F.relu(self.encoder(patches(self.day(features_BTC, days_B), 4, 4))).transpose(0, 1)
+        scale = torch.rsqrt(1 + input_bins_B.float()).view(-1, 1, 1)  # finding: cast
+        x = x * (0.5 + scale)
+        return DecoderOutput(self.head(x), patch_steps_of(input_bins_B, x.shape[1], 4, 4))
+
+    def output_steps(self, input_bins):
+        return patch_steps(input_bins, 4, 4)
+
+
+def build(sizes, options):
+    return Decoder(sizes)

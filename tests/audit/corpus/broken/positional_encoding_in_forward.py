@@ -1,0 +1,37 @@
+"""Sinusoids are worked out in forward in float32 and added as they are."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from xla_b2t.models.day_affine import DayAffine
+from xla_b2t.models.patches import patch_steps, patch_steps_of, patches
+from xla_b2t.models.protocol import DecoderOutput
+
+
+class Decoder(nn.Module):
+    def __init__(self, sizes):
+        super().__init__()
+        self.day = DayAffine(sizes.num_days, sizes.num_features)
+        self.encoder = nn.Linear(4 * sizes.num_features, 16)
+        self.mix = nn.Linear(16, 16)
+        self.head = nn.Linear(16, sizes.num_classes)
+
+    def forward(self, features_BTC, input_bins_B, days_B):
+        x = self.encoder(patches(self.day(features_BTC, days_B), 4, 4)).transpose(0, 1)
+        _, steps, width = x.shape
+        position = torch.arange(steps, dtype=torch.float32, device=x.device).unsqueeze(1)
+        rate = torch.exp(torch.arange(0.0, width, 2.0, device=x.device) * (-math.log(10000.0) / width))
+        encoding = torch.cat([torch.sin(position * rate), torch.cos(position * rate)], dim=1)
+        x = x + encoding  # finding: promotion
+        logits = self.head(x + F.gelu(self.mix(x)))
+        return DecoderOutput(logits, patch_steps_of(input_bins_B, logits.shape[1], 4, 4))
+
+    def output_steps(self, input_bins):
+        return patch_steps(input_bins, 4, 4)
+
+
+def build(sizes, options):
+    return Decoder(sizes)

@@ -1,0 +1,41 @@
+"""An RMSNorm in float32 multiplies its bfloat16 weight before it comes back."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from xla_b2t.models.day_affine import DayAffine
+from xla_b2t.models.patches import patch_steps, patch_steps_of, patches
+from xla_b2t.models.protocol import DecoderOutput
+
+
+class RmsNorm(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        wide = x.float()  # finding: cast
+        normed = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + 1e-6)
+        return self.weight * normed
+
+
+class Decoder(nn.Module):
+    def __init__(self, sizes):
+        super().__init__()
+        self.day = DayAffine(sizes.num_days, sizes.num_features)
+        self.encoder = nn.Linear(4 * sizes.num_features, 16)
+        self.norm = RmsNorm(16)
+        self.head = nn.Linear(16, sizes.num_classes)
+
+    def forward(self, features_BTC, input_bins_B, days_B):
+        x = self.encoder(patches(self.day(features_BTC, days_B), 4, 4))
+        logits = self.head(F.silu(self.norm(x))).transpose(0, 1)
+        return DecoderOutput(logits, patch_steps_of(input_bins_B, logits.shape[1], 4, 4))
+
+    def output_steps(self, input_bins):
+        return patch_steps(input_bins, 4, 4)
+
+
+def build(sizes, options):
+    return Decoder(sizes)

@@ -1,0 +1,30 @@
+"""An empty slot gets 0 steps, where at least 1 is asked for."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from xla_b2t.models.day_affine import DayAffine
+from xla_b2t.models.patches import patch_steps, patches
+from xla_b2t.models.protocol import DecoderOutput
+
+
+class Decoder(nn.Module):
+    def __init__(self, sizes):
+        super().__init__()
+        self.day = DayAffine(sizes.num_days, sizes.num_features)
+        self.encoder = nn.Linear(4 * sizes.num_features, 16)
+        self.head = nn.Linear(16, sizes.num_classes)
+
+    def forward(self, features_BTC, input_bins_B, days_B):  # finding: protocol
+        x = F.gelu(self.encoder(patches(self.day(features_BTC, days_B), 4, 4))).transpose(0, 1)
+        ends = torch.arange(0, x.shape[1], dtype=torch.int32, device=x.device) * 4 + 4
+        steps_B = (input_bins_B.unsqueeze(1) >= ends).sum(dim=1, dtype=torch.int32)
+        return DecoderOutput(self.head(x), steps_B)
+
+    def output_steps(self, input_bins):
+        return patch_steps(input_bins, 4, 4)
+
+
+def build(sizes, options):
+    return Decoder(sizes)

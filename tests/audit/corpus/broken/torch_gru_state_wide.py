@@ -1,0 +1,30 @@
+"""torch.nn.GRU is given a first state in float32."""
+
+import torch
+from torch import nn
+
+from xla_b2t.models.day_affine import DayAffine
+from xla_b2t.models.patches import patch_steps, patch_steps_of, patches
+from xla_b2t.models.protocol import DecoderOutput
+
+
+class Decoder(nn.Module):
+    def __init__(self, sizes):
+        super().__init__()
+        self.day = DayAffine(sizes.num_days, sizes.num_features)
+        self.gru = nn.GRU(4 * sizes.num_features, 16, num_layers=2)
+        self.head = nn.Linear(16, sizes.num_classes)
+
+    def forward(self, features_BTC, input_bins_B, days_B):
+        sequence = patches(self.day(features_BTC, days_B), 4, 4)
+        h0 = torch.zeros(2, sequence.shape[1], 16, device=sequence.device)
+        hidden, _ = self.gru(sequence, h0)  # finding: carry
+        logits = self.head(hidden).transpose(0, 1)
+        return DecoderOutput(logits, patch_steps_of(input_bins_B, logits.shape[1], 4, 4))
+
+    def output_steps(self, input_bins):
+        return patch_steps(input_bins, 4, 4)
+
+
+def build(sizes, options):
+    return Decoder(sizes)

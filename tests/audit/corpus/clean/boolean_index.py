@@ -1,0 +1,32 @@
+"""The mean over real steps weights them by a mask."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from xla_b2t.models.day_affine import DayAffine
+from xla_b2t.models.patches import patch_steps, patch_steps_of, patches
+from xla_b2t.models.protocol import DecoderOutput
+
+
+class Decoder(nn.Module):
+    def __init__(self, sizes):
+        super().__init__()
+        self.day = DayAffine(sizes.num_days, sizes.num_features)
+        self.encoder = nn.Linear(4 * sizes.num_features, 16)
+        self.head = nn.Linear(16, sizes.num_classes)
+
+    def forward(self, features_BTC, input_bins_B, days_B):
+        x = F.gelu(self.encoder(patches(self.day(features_BTC, days_B), 4, 4))).transpose(0, 1)
+        steps_B = patch_steps_of(input_bins_B, x.shape[1], 4, 4)
+        is_real = torch.arange(x.shape[1], device=x.device) < steps_B.unsqueeze(1)
+        weight = is_real.to(x.dtype).unsqueeze(2)
+        mean = (x * weight).sum(dim=(0, 1)) / weight.sum()
+        return DecoderOutput(self.head(x - mean), steps_B)
+
+    def output_steps(self, input_bins):
+        return patch_steps(input_bins, 4, 4)
+
+
+def build(sizes, options):
+    return Decoder(sizes)

@@ -1,0 +1,30 @@
+"""The pair of branches is kept in a ModuleList."""
+
+import torch
+from torch import nn
+
+from xla_b2t.models.day_affine import DayAffine
+from xla_b2t.models.patches import patch_steps, patch_steps_of, patches
+from xla_b2t.models.protocol import DecoderOutput
+
+
+class Decoder(nn.Module):
+    def __init__(self, sizes):
+        super().__init__()
+        self.day = DayAffine(sizes.num_days, sizes.num_features)
+        wide = 4 * sizes.num_features
+        self.branches = nn.ModuleList([nn.Linear(wide, 16), nn.Linear(wide, 16)])
+        self.head = nn.Linear(16, sizes.num_classes)
+
+    def forward(self, features_BTC, input_bins_B, days_B):
+        x = patches(self.day(features_BTC, days_B), 4, 4)
+        value, gate = self.branches
+        logits = self.head(value(x) * torch.sigmoid(gate(x))).transpose(0, 1)
+        return DecoderOutput(logits, patch_steps_of(input_bins_B, logits.shape[1], 4, 4))
+
+    def output_steps(self, input_bins):
+        return patch_steps(input_bins, 4, 4)
+
+
+def build(sizes, options):
+    return Decoder(sizes)

@@ -1,0 +1,35 @@
+"""A causal mask is made on the device of the scores."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from xla_b2t.models.day_affine import DayAffine
+from xla_b2t.models.patches import patch_steps, patch_steps_of, patches
+from xla_b2t.models.protocol import DecoderOutput
+
+
+class Decoder(nn.Module):
+    def __init__(self, sizes):
+        super().__init__()
+        self.day = DayAffine(sizes.num_days, sizes.num_features)
+        self.encoder = nn.Linear(4 * sizes.num_features, 16)
+        self.head = nn.Linear(16, sizes.num_classes)
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, features_BTC, input_bins_B, days_B):
+        x = F.gelu(self.encoder(patches(self.day(features_BTC, days_B), 4, 4))).transpose(0, 1)
+        query, key, value = self.qkv(x).chunk(3, dim=2)
+        scores = query @ key.transpose(1, 2) / 4
+        steps = x.shape[1]
+        scores = scores + torch.full((steps, steps), -1e4, dtype=x.dtype, device=x.device).triu(1)
+        x = x + torch.softmax(scores, dim=-1) @ value
+        logits = self.head(x)
+        return DecoderOutput(logits, patch_steps_of(input_bins_B, logits.shape[1], 4, 4))
+
+    def output_steps(self, input_bins):
+        return patch_steps(input_bins, 4, 4)
+
+
+def build(sizes, options):
+    return Decoder(sizes)
