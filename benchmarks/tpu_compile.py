@@ -124,8 +124,8 @@ def show(name: str, row: Row, num_lines: int) -> None:
 def measure(name: str, batch: int, bins: int) -> Row:
     """Traces and compiles one contestant."""
     from xla_b2t.memory import compiled_program
-    from xla_b2t.training.traced import ENVIRONMENT
     from xla_b2t.xla.tpu_compiler import compile_program
+    from xla_b2t.xla.trace_environment import ENVIRONMENT
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "step.hlo"

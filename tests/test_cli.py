@@ -117,7 +117,7 @@ def test_cli_help_of_every_command_shows_an_example_and_json(name, capsys):
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_cli_example_of_every_command_parses(name):
-    module = cli.importlib.import_module(f"xla_b2t.commands.{name}")
+    module = cli.importlib.import_module(cli.module_of(name))
     words = module.EXAMPLE.split()
     words = ["train", *words[3:]] if words[:3] == ["python", "-m", "xla_b2t.launch"] else words[1:]
     assert cli.parse(words).command == name

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent.parent
 SMALLER = {
     "synth": ["--sessions", "2", "--trials", "24", "--features", "16"],
     "prebatch": ["--buckets", "1"],
+    "audit-dtypes": ["--cores", "1", "--set", "train.global_batch=16"],
     "train": [
         *("--cores", "1"),
         *("--set", "train.steps=4", "--set", "train.global_batch=16", "--set", "train.log_every=2"),
@@ -53,10 +54,11 @@ def outputs(tmp_path_factory):
 
 def test_readme_commands_go_from_nothing_to_an_error_rate(outputs):
     _, said = outputs
-    assert [name for name, _ in said] == ["synth", "prebatch", "train", "evaluate", "evaluate", "export"]
+    assert [name for name, _ in said] == ["synth", "prebatch", "audit-dtypes", "train", "evaluate", "evaluate", "export"]
     assert "real bins" in said[1][1]
-    assert "val PER" in said[2][1]
-    assert "PER" in said[3][1]
+    assert said[2][1].startswith("clean: ")
+    assert "val PER" in said[3][1]
+    assert "PER" in said[4][1]
 
 
 def test_readme_commands_leave_the_run_directory_that_it_describes(outputs):

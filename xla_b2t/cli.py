@@ -18,8 +18,8 @@ from typing import NoReturn
 from xla_b2t.errors import UserError
 
 PROGRAM = "xla_b2t"
-COMMANDS = ("synth", "prebatch", "train", "evaluate", "export")
-"""In the order in which a newcomer needs them; each is the module of that name in `commands/`."""
+COMMANDS = ("synth", "prebatch", "audit-dtypes", "train", "evaluate", "export")
+"""In the order in which a newcomer needs them; each is a module in `commands/`, with `_` for `-`."""
 
 EPILOG = """\
 with nothing at hand, the demo on simulated data:
@@ -27,6 +27,7 @@ with nothing at hand, the demo on simulated data:
 
 with data of your own, in the layout of the public data:
   xla_b2t prebatch hdf5_data_final groups
+  xla_b2t audit-dtypes --config configs/gru_baseline.toml --set data.dir=groups --cores 8
   xla_b2t train --config configs/gru_baseline.toml --set data.dir=groups --set run.dir=runs/first
   xla_b2t evaluate runs/first
 
@@ -34,7 +35,11 @@ exit codes: 0 done, 1 a fault of ours (traceback), 2 something you can mend (wha
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
-    """Help whose list of commands has no heading but its title."""
+    """Help whose list of commands has no heading but its title, and a name and its summary on one line."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog)
+        self._action_max_length = 4 + max(map(len, COMMANDS))  # it forgets how far the list is indented
 
     def _format_action(self, action: argparse.Action) -> str:
         text = super()._format_action(action)
@@ -105,7 +110,7 @@ def build_parser(argv: list[str]) -> Parser:
     commands = parser.add_subparsers(title="commands", dest="command", metavar="command", required=True)
     asked = argv[:1] if argv and argv[0] in COMMANDS else COMMANDS
     for name in asked:
-        module = importlib.import_module(f"xla_b2t.commands.{name}")
+        module = importlib.import_module(module_of(name))
         command = commands.add_parser(
             name, help=module.SUMMARY, description=module.SUMMARY, epilog=f"example:\n  {module.EXAMPLE}"
         )
@@ -113,6 +118,11 @@ def build_parser(argv: list[str]) -> Parser:
         command.add_argument("--json", action="store_true", help="print the result, or the error, as JSON on stdout")
         command.set_defaults(_run=module.run, _parser=command)  # names that no option of a command has
     return parser
+
+
+def module_of(command: str) -> str:
+    """The module that a command is."""
+    return f"xla_b2t.commands.{command.replace('-', '_')}"
 
 
 def _version() -> str:

@@ -25,6 +25,10 @@ class UserError(Exception):
         return f"{self.what}\n  where: {self.where}\n  fix:   {self.fix}"
 
 
+class DtypeError(TypeError):
+    """Tensors of several dtypes where a model needs one. The audit says where; untraced it is a fault of the model."""
+
+
 def line_of(error: Exception, file: Path) -> str:
     """The innermost line of the user's file on the way to its error; the file alone where none is known."""
     if isinstance(error, SyntaxError) and error.lineno and error.filename and Path(error.filename) == file.absolute():

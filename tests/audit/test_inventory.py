@@ -12,8 +12,9 @@ import torch
 
 from xla_b2t import config as configuration
 from xla_b2t.audit.findings import Finding, finding_of, refuse
-from xla_b2t.audit.inventory import check, given_in, numbers
+from xla_b2t.audit.inventory import check, numbers
 from xla_b2t.audit.resume import Resumed, changed_keys
+from xla_b2t.commands.run_options import given_in
 from xla_b2t.data.groups import open_group_set
 from xla_b2t.data.prebatch import PrebatchSettings, prebatch
 from xla_b2t.data.synth import SynthSettings, synthesize
@@ -398,9 +399,12 @@ def test_numbers_broken_in_many_ways_tell_all_most_upstream_first(copied, monkey
     assert [finding.kind for finding in found] == ["environment", "labels", "split", "features", "labels", "batch"]
     error = refusal(config, 9)
     assert "6 things must change before this run can start:" in error.what
-    for number, finding in enumerate(found, 1):
-        assert f"({number}) {finding.where}" in error.where
-        assert f"({number}) {finding.fix}" in error.fix
+    blocks = str(error).split("\n(")
+    assert len(blocks) == 7
+    for number, (finding, block) in enumerate(zip(found, blocks[1:], strict=True), 1):
+        assert block.startswith(f"{number}) ")
+        assert f"\n    where: {finding.where}\n" in block
+        assert f"\n    fix:   {finding.fix}" in block
 
 
 @pytest.mark.parametrize(
@@ -432,5 +436,5 @@ def test_refuse_of_an_error_that_was_made_a_finding_is_that_error():
     error = UserError("it is 3, and that is wrong", "a.toml", "write 4")
     with pytest.raises(UserError) as caught:
         refuse([finding_of(error, "batch")])
-    assert caught.value.args == error.args
+    assert str(caught.value) == str(error)
     assert finding_of(error, "batch").kind == "batch"

@@ -51,7 +51,7 @@ def train(world, output, keys, resumed_from, num_steps):
     names = [name for name, _ in model.named_parameters()]
     parameters = to_host([parameter.detach() for parameter in model.parameters()])
     check_same_weights({name: p.float() for name, p in zip(names, parameters, strict=True)}, world)
-    held = [getattr(slot, column).numel() for slot in step._slots for column in ("master", "moment1", "moment2")]
+    held = [getattr(slot, column).numel() for slot in step.slots for column in ("master", "moment1", "moment2")]
     state = step.state()
     assert (state is None) == (world.rank != 0)
     if state is not None:

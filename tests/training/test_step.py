@@ -68,7 +68,7 @@ def test_step_keeps_masters_and_moments_float32_and_parameters_in_dtype(xla_devi
     step = make(Small(), f"model.dtype={dtype}")
     for number in range(3):
         run(step, number)
-    for slot in step._slots:
+    for slot in step.slots:
         assert {slot.master.dtype, slot.moment1.dtype, slot.moment2.dtype} == {torch.float32}
         assert slot.parameter.dtype == getattr(torch, dtype)
         torch.testing.assert_close(slot.parameter.cpu(), slot.master.cpu().to(slot.parameter.dtype), rtol=0, atol=0)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from xla_b2t.training.traced import ENVIRONMENT
+from xla_b2t.xla.trace_environment import ENVIRONMENT
 
 pytest.importorskip("jax", reason="reads HLO, and writes kernels; JAX has wheels for CPython 3.11 and 3.12")
 

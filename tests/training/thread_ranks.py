@@ -75,7 +75,7 @@ def run_rank(ordinal, config, output):
     guard = InTurn()
     sizes = Sizes(group_set.num_features, len(group_set.sessions), group_set.num_classes)
     step = TrainStep(build_model(config.model, sizes, seed=config.run.seed), sizes.num_classes, config, world, guard)
-    held = sum(getattr(slot, column).numel() for slot in step._slots for column in ("master", "moment1", "moment2"))
+    held = sum(getattr(slot, column).numel() for slot in step.slots for column in ("master", "moment1", "moment2"))
     found[ordinal] = {"held": held, "initial": parameters(step.model)}
     losses = []
     with GroupReader(group_set, "train") as reader:

@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 
+from xla_b2t.errors import DtypeError
 from xla_b2t.xla import scan as scan_module
 from xla_b2t.xla.scan import scan
 
@@ -102,7 +103,7 @@ def test_scan_of_the_same_shapes_again_uses_the_loop_that_was_built(xla_device):
 def test_scan_with_a_carry_that_changes_its_dtype_names_both(xla_device):
     xs = torch.ones(5, 2, device=xla_device, dtype=torch.bfloat16)
     with pytest.raises(
-        AssertionError, match=r"widening_step takes a carry torch.bfloat16\(2,\) and returns torch.float32\(2,\)"
+        DtypeError, match=r"widening_step takes a carry torch.bfloat16 \(2,\) and returns torch.float32 \(2,\)"
     ):
         scan(widening_step, (xs[0],), (xs,))
 

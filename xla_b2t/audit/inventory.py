@@ -5,7 +5,7 @@ metadata of the groups and of a checkpoint, and builds the model without weights
 What cannot be told because something before it is wrong is left out.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import h5py
@@ -57,7 +57,7 @@ def numbers(
         config: the run's configuration.
         num_ranks: ranks that will be started.
         resumed: the run that is gone on with, None for a new one.
-        given: where a key of the configuration was given, from `given_in`.
+        given: tells of a key of the configuration where it was given; None says `configuration: KEY`.
     """
     found = environment(num_ranks)
     try:
@@ -82,24 +82,6 @@ def numbers(
         elif config.train.init_from and model:
             found += _begun_with(config, group_set)
     return [_placed(finding, given) for finding in dict.fromkeys(found)]
-
-
-def given_in(path: str, overrides: Sequence[str]) -> Callable[[str], str]:
-    """Tells of a key where it was given: in the last override that sets it or a table that it is in, else in the file.
-
-    Args:
-        path: the configuration file.
-        overrides: each `table.key=value`, as given to `config.load`.
-    """
-
-    def place(key: str) -> str:
-        for override in reversed(overrides):
-            name = override.partition("=")[0].strip()
-            if key == name or key.startswith(f"{name}."):
-                return f"--set {override}"
-        return f"{path}: {key}"
-
-    return place
 
 
 def layout(group_set: GroupSet) -> list[Finding]:

@@ -26,6 +26,18 @@ def shown_progress() -> Iterator[Callable[[str, int, int], None]]:
         yield update
 
 
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Shows on stderr, in a terminal, that something is being done that takes a while."""
+    from rich.console import Console
+
+    if not sys.stderr.isatty():
+        yield
+        return
+    with Console(stderr=True).status(what):
+        yield
+
+
 def _say_when_done(stage: str, done: int, total: int) -> None:
     if done == total:
         print(f"{stage}: {total} of {total}", file=sys.stderr, flush=True)

@@ -6,6 +6,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from xla_b2t.audit.findings import Report
+
 _PHASES = ("start", "preflight", "compile", "train", "validate", "checkpoint")
 _EXAMPLES = 3
 
@@ -61,6 +63,28 @@ def print_export(result: dict[str, Any], next_step: str) -> None:
         table.add_row("wrote", file)
     table.add_row("next", next_step)
     console.print(table)
+
+
+def print_report(report: Report) -> None:
+    """What a preflight says: a line, or a block for each finding."""
+    console = Console(highlight=False)
+    for number, finding in enumerate(report.findings, 1):
+        table = _two_columns(f"{number}. {finding.kind}: {finding.name}")
+        table.add_row("  found", finding.found)
+        if finding.expected:
+            table.add_row("  expected", finding.expected)
+        table.add_row("  where", finding.where)
+        table.add_row("  fix", finding.fix)
+        console.print(table)
+    for line in (*report.exceptions, summary_of(report)):
+        console.print(line, soft_wrap=True, markup=False)
+
+
+def summary_of(report: Report) -> str:
+    """How much was looked at, and what came of it, in a line."""
+    counts = ", ".join(f"{count:,} {what}" for what, count in report.checked.items())
+    found = {0: "clean", 1: "1 finding"}.get(len(report.findings), f"{len(report.findings)} findings")
+    return f"{found}: {counts or 'the numbers alone'} in {report.seconds:.1f} s"
 
 
 def _two_columns(title: str) -> Table:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from xla_b2t.commands.run_options import NamedRun, add_run_options, named_run
 from xla_b2t.errors import UserError
 from xla_b2t.files import replacing
 
@@ -19,18 +20,10 @@ if TYPE_CHECKING:
 SUMMARY = "train a decoder on the cores of this machine"
 EXAMPLE = "python -m xla_b2t.launch --cores 8 --config configs/gru_baseline.toml --set data.dir=groups"
 
-_DEMO = Path(__file__).parent.parent / "demo.toml"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this command."""
-    parser.add_argument("--config", metavar="FILE", help="TOML file; without it the demo runs on simulated data")
-    parser.add_argument(
-        "--set", metavar="KEY=VALUE", action="append", default=[], help="override one key; may be given again"
-    )
-    parser.add_argument(
-        "--cores", type=int, metavar="N", help="ranks; on a TPU 1 or all, on a CPU any number (default: run.cores)"
-    )
+    add_run_options(parser)
     parser.add_argument(
         "--resume",
         nargs="?",
@@ -40,6 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--overwrite", action="store_true", help="remove the run that run.dir holds")
     parser.add_argument(
+        "--no-preflight",
+        action="store_true",
+        help="start without proof of dtypes, host reads and graphs: what is wrong then shows on the cores, if at all",
+    )
+    parser.add_argument(
         "--allow-recompile", action="store_true", help="go on after a recompile or a host fallback; both are counted"
     )
 
@@ -47,32 +45,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Trains; prints the result as a table, or `summary.json` with --json."""
     started = time.time()
+    named = named_run(args)
+    config, run_dir = named.config, Path(named.config.run.dir)
+
     from xla_b2t import config as configuration
-
-    overrides = [*args.set, *([f"run.cores={args.cores}"] if args.cores is not None else [])]
-    config = configuration.load(args.config or _DEMO, overrides)
-    demo = configuration.load(_DEMO)
-    run_dir = Path(config.run.dir)
-
     from xla_b2t.xla import spawn
     from xla_b2t.xla.machine import find_machine
 
     machine = find_machine()
     num_ranks = machine.ranks(config.run.cores)
     spawn.prepare(machine, "xla_b2t.training.loop")
-    # Without a configuration, the demo's own run directory is free to take; one that the user named never is.
-    is_demo_run = args.config is None and config.run.dir == demo.run.dir
-    checkpoint = _to_resume(run_dir, config.train.steps, args.resume, args.overwrite, args.overwrite or is_demo_run)
-    if args.config is None and config.data.dir == demo.data.dir:
-        from xla_b2t.commands.demo_data import make_demo_data
-
-        make_demo_data(Path(config.data.dir))
+    may_clear = args.overwrite or named.has_demo_dir
+    checkpoint = _to_resume(run_dir, config.train.steps, args.resume, args.overwrite, may_clear)
+    named.make_demo_data()
 
     preflight_began = time.time()
-    from xla_b2t.audit.inventory import check, given_in
-
-    given = given_in(args.config or str(_DEMO), overrides)
-    check(config, num_ranks, _resumed(run_dir, checkpoint) if checkpoint else None, given)
+    _prove(named, num_ranks, _resumed(run_dir, checkpoint) if checkpoint else None, args.no_preflight)
     init_from = _to_begin_with(config, run_dir) if config.train.init_from and not checkpoint else ""
     seconds = {"start": preflight_began - started, "preflight": time.time() - preflight_began}
     from xla_b2t.models.build import with_all_options
@@ -105,6 +93,30 @@ def run(args: argparse.Namespace) -> int:
 
         print_summary(summary, run_dir)
     return 0
+
+
+def _prove(named: NamedRun, num_ranks: int, resumed: "Resumed | None", numbers_only: bool) -> None:
+    """The preflight; raises everything that must change before the run can start."""
+    if numbers_only:
+        from xla_b2t.audit.inventory import check
+
+        print(
+            "warning: --no-preflight: no dtype, host read or graph of this run is proven. What is wrong with them will "
+            "show on the cores, as lost hours or not at all.",
+            file=sys.stderr,
+        )
+        check(named.config, num_ranks, resumed, named.given)
+        return
+    from xla_b2t.audit.findings import refuse
+    from xla_b2t.audit.preflight import preflight
+    from xla_b2t.commands.progress import waiting
+    from xla_b2t.commands.tables import summary_of
+
+    with waiting("preflight: every dtype, shape and number"):
+        report = preflight(named.config, num_ranks, resumed, named.given)
+    refuse(report.findings)
+    for line in (*report.exceptions, summary_of(report)):
+        print(f"preflight: {line}", file=sys.stderr)
 
 
 def _to_resume(run_dir: Path, steps: int, resume: str | None, overwrite: bool, may_clear: bool) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from xla_b2t.errors import DtypeError
 from xla_b2t.models.bias import sum_rows
 from xla_b2t.models.dropout import dropout
 from xla_b2t.xla import gru_kernel
@@ -71,9 +72,14 @@ class GruStack(nn.Module):
 
         Returns:
             hidden_PBH, the last layer's hidden state after each step.
+
+        Raises:
+            DtypeError: sequence, first states and weights are not of one dtype.
         """
-        dtypes = {inputs_PBF.dtype, initial_LBH.dtype, *(parameter.dtype for parameter in self.parameters())}
-        assert len(dtypes) == 1, f"sequence, first states and weights are of several dtypes: {dtypes}"
+        weights = next(self.parameters()).dtype
+        for what, tensor in (("the sequence", inputs_PBF), ("the first state", initial_LBH)):
+            if tensor.dtype != weights:
+                raise DtypeError(f"{what} is {tensor.dtype}, the weights of the recurrence are {weights}")
         sequence = inputs_PBF
         for layer in range(self.layers):
             if layer > 0:

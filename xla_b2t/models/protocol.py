@@ -156,22 +156,30 @@ def checked(output: DecoderOutput, features_BTC: Tensor, num_classes: int, model
     if not isinstance(output, DecoderOutput):
         raise UserError(f"it returned {type(output).__name__}, expected DecoderOutput", where, fix)
     trials = features_BTC.shape[0]
+    if not isinstance(output.steps_B, Tensor):
+        raise UserError(f"steps_B is {type(output.steps_B).__name__}, expected a tensor", where, fix)
     _check_logits(output.logits_BPK, "logits", features_BTC, num_classes, model, fix)
     if tuple(output.steps_B.shape) != (trials,) or output.steps_B.dtype != torch.int32:
         found = f"steps are {output.steps_B.dtype} {tuple(output.steps_B.shape)}, expected torch.int32 ({trials},)"
         raise UserError(found, where, fix)
     loss_B = output.auxiliary_loss_B
+    if loss_B is not None and not isinstance(loss_B, Tensor):
+        raise UserError(f"the auxiliary loss is {type(loss_B).__name__}, expected a tensor or None", where, fix)
     if loss_B is not None and (tuple(loss_B.shape) != (trials,) or loss_B.dtype != torch.float32):
         found = f"the auxiliary loss is {loss_B.dtype} {tuple(loss_B.shape)}, expected torch.float32 ({trials},)"
         raise UserError(found, where, "give one loss a trial, with .float() where it is summed up")
     _check_weight(output.weight, "the main loss", where)
     fix = "return heads=(AuxiliaryHead(name, logits_BPK, weight),) as xla_b2t/models/protocol.py describes it"
+    if not isinstance(output.heads, tuple | list):
+        raise UserError(f"the heads are {type(output.heads).__name__}, expected a tuple", where, fix)
     for head in output.heads:
         if not isinstance(head, AuxiliaryHead):
             raise UserError(f"a head is {type(head).__name__}, expected AuxiliaryHead", where, fix)
         _check_logits(head.logits_BPK, f"logits of the head {head.name!r}", features_BTC, num_classes, model, fix)
         _check_weight(head.weight, f"the head {head.name!r}", where)
     names = [head.name for head in output.heads]
+    if not all(isinstance(name, str) for name in names):
+        raise UserError(f"the heads are called {names}, expected strings", where, fix)
     if len({"", *names}) <= len(names):
         raise UserError(f"the heads are called {names}", where, "give each head a name of its own")
     return output
@@ -208,6 +216,8 @@ def _check_weight(weight: float, what: str, where: str) -> None:
 def _check_logits(logits: Tensor, what: str, features_BTC: Tensor, num_classes: int, model: Decoder, fix: str) -> None:
     trials, bins, _ = features_BTC.shape
     where = f"forward of {type(model).__name__}"
+    if not isinstance(logits, Tensor):
+        raise UserError(f"{what} are {type(logits).__name__}, expected a tensor", where, fix)
     if logits.dim() != 3 or (logits.shape[0], logits.shape[2]) != (trials, num_classes):
         raise UserError(f"{what} are {tuple(logits.shape)}, expected ({trials}, steps, {num_classes})", where, fix)
     if logits.dtype != features_BTC.dtype:

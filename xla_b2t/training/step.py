@@ -76,6 +76,10 @@ class TrainStep:
     All of the state is on the core when the constructor returns: nothing is left for the first step to make, so that
     the second finds the same graph.
 
+    Attributes:
+        model: the decoder, on the core.
+        slots: its trained parameters with their state.
+
     Args:
         model: a decoder with float32 weights on the CPU, the same on every rank; it is moved to the core.
         num_classes: K of its logits.
@@ -106,7 +110,7 @@ class TrainStep:
         place_weights(model, config.model, state, place)
         shapes = [tuple(weight.shape) for weight in state.weights.values()]
         self._sharding = Sharding(shapes, config.optimizer.sharded, world)
-        self._slots = _place_optimizer(model, config, state, self._sharding, place)
+        self.slots = _place_optimizer(model, config, state, self._sharding, place)
         accumulated = [*state.weights.values(), torch.empty(3)] if config.train.accumulation > 1 else []
         self._accumulated = place([torch.zeros_like(tensor, dtype=STATE) for tensor in accumulated])
         (self._totals,) = place([torch.zeros(5)])
@@ -167,8 +171,13 @@ class TrainStep:
     def tensors(self) -> list[torch.Tensor]:
         """Everything on the core that an update changes."""
         columns = ("parameter", "master", "moment1", "moment2")
-        slots = [getattr(slot, column) for slot in self._slots for column in columns]
-        return [*slots, *self._accumulated, self._totals]
+        slots = [getattr(slot, column) for slot in self.slots for column in columns]
+        return [*slots, *self.sums]
+
+    @property
+    def sums(self) -> list[torch.Tensor]:
+        """What is added up on the core: gradients over micro-steps, and the running totals."""
+        return [*self._accumulated, self._totals]
 
     def totals(self) -> Totals:
         """Reads the running totals, which waits for the core, and starts them anew with the next update."""
@@ -186,10 +195,10 @@ class TrainStep:
         return TrainState(weights, moment1, moment2, self._fixed)
 
     def _collected(self, column: str) -> dict[str, torch.Tensor] | None:
-        wholes = self._sharding.collect([getattr(slot, column) for slot in self._slots])
+        wholes = self._sharding.collect([getattr(slot, column) for slot in self.slots])
         if self._world.rank != 0:
             return None
-        return {slot.name: whole for slot, whole in zip(self._slots, wholes, strict=True)}
+        return {slot.name: whole for slot, whole in zip(self.slots, wholes, strict=True)}
 
     def _refuse_changed_buffers(self) -> None:
         """Statistics kept in a buffer would be each rank's own, and rounded to bf16 at every step."""
@@ -209,15 +218,15 @@ class TrainStep:
         """
         objective, loss = self._losses(batch, scheduled)
         objective.backward()
-        gradients = []
-        for slot in self._slots:
-            if slot.parameter.grad is None:
-                raise UserError(
-                    f"the loss does not depend on the parameter {slot.name}",
-                    f"model: {slot.name}",
-                    "use it in forward, or set requires_grad=False on it",
-                )
-            gradients.append(slot.parameter.grad.float())
+        lost = [slot.name for slot in self.slots if slot.parameter.grad is None]
+        if lost:
+            raise UserError(
+                f"the loss does not depend on the parameter{'s' if len(lost) > 1 else ''} {', '.join(lost)}",
+                f"model: {lost[0]}",
+                "use it in forward, or set requires_grad=False on it",
+            )
+        gradients = [slot.parameter.grad.float() for slot in self.slots]
+        for slot in self.slots:
             slot.parameter.grad = None
         sums = torch.stack([objective.detach(), loss.detach(), batch.valid_B.sum(dtype=torch.float32)])
         if not self._accumulated:
@@ -248,13 +257,13 @@ class TrainStep:
         scale = 1.0 / torch.clamp(sums[-1], min=1.0)
         norm = squares.sqrt() * scale
         scale = scale * optimizer.clip_factor(norm, self._config.optimizer.clip_norm)
-        optimizer.update(self._slots, [gradient * scale for gradient in gradients], controls_N, self._config.optimizer)
+        optimizer.update(self.slots, [gradient * scale for gradient in gradients], controls_N, self._config.optimizer)
         news = torch.cat([sums, torch.stack([norm, torch.ones_like(norm)])])
         self._totals.mul_(controls_N[optimizer.KEEP_TOTALS]).add_(news)
         for total in self._accumulated:
             total.zero_()
-        rounded = [slot.master.to(slot.parameter.dtype) for slot in self._slots]
-        for slot, whole in zip(self._slots, self._sharding.spread(rounded), strict=True):
+        rounded = [slot.master.to(slot.parameter.dtype) for slot in self.slots]
+        for slot, whole in zip(self.slots, self._sharding.spread(rounded), strict=True):
             slot.parameter.copy_(whole)
 
 

@@ -21,10 +21,7 @@ from xla_b2t.xla.compile_guard import CompileGuard
 from xla_b2t.xla.feed import DeviceBatch
 from xla_b2t.xla.target import V5E, tracing_for
 from xla_b2t.xla.trace import TracedWorld, no_execution, placeholders, trace
-
-# Read by torch_xla when it is imported: reductions stay in the graph of a single process, and operations know the
-# Python line they come from.
-ENVIRONMENT = {"PJRT_DEVICE": "CPU", "XLA_ALWAYS_ALLREDUCE": "1", "XLA_IR_DEBUG": "1", "XLA_HLO_DEBUG": "1"}
+from xla_b2t.xla.trace_environment import ENVIRONMENT
 
 
 class TracedRun:
@@ -40,13 +37,14 @@ class TracedRun:
 
     Attributes:
         step: the training step, whose state is placeholders.
-        batch: the batch of the graph that was traced last, and `scheduled` what came with it.
+        batch, controls_N, scheduled: inputs of the graph that was traced last.
     """
 
     def __init__(self, model: nn.Module, num_classes: int, config: Config, num_ranks: int):
         self._model, self._num_classes, self._config = model, num_classes, config
         self.step = TrainStep(model, num_classes, config, TracedWorld(num_ranks), CompileGuard(), place=placeholders)
         self.batch: DeviceBatch | None = None
+        self.controls_N = torch.empty(optimizer.NUM_CONTROLS, device="meta")
         self.scheduled: list[torch.Tensor] = []
 
     def update(
@@ -63,9 +61,9 @@ class TracedRun:
             Serialised HloModuleProtos: "train"; with accumulation "micro" and "apply".
         """
         self._prepare(batch)
-        numbers = [torch.empty(optimizer.NUM_CONTROLS, device="meta"), *scheduled_numbers(self._model, number)]
-        controls_N, *self.scheduled = placeholders(numbers)
-        inputs = self.batch
+        numbers = [torch.from_numpy(optimizer.controls(number, False, self._config.optimizer))]
+        self.controls_N, *self.scheduled = placeholders([*numbers, *scheduled_numbers(self._model, number)])
+        inputs, controls_N = self.batch, self.controls_N
         if self._config.train.accumulation == 1:
             parts = {"train": lambda: self.step.trace(inputs, controls_N, self.scheduled)}
         else:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xla_b2t.errors import DtypeError
 from xla_b2t.xla.target import runs_on_tpu
 
 Tensors = tuple[Tensor, ...]
@@ -51,6 +52,9 @@ def scan(
 
     Returns:
         The last carry, and for each `y` the outputs of all steps stacked on a new leading axis.
+
+    Raises:
+        DtypeError: the carry changes its shape or dtype in a step.
     """
     assert xs and all(x.shape[0] == xs[0].shape[0] for x in xs), "sequences of one common length are needed"
     edge = () if before_last_x is None else (before_last_x,)
@@ -165,10 +169,11 @@ def _lower_step(step: Step, carry: Tensors, xs: Tensors, constants: Tensors) -> 
     first_x, first_constant = len(carry), len(carry) + len(xs)
     carry_out, ys = step(tuple(blanks[:first_x]), tuple(blanks[first_x:first_constant]), tuple(blanks[first_constant:]))
     for before, after in zip(carry, carry_out, strict=True):
-        assert (before.shape, before.dtype) == (after.shape, after.dtype), (
-            f"{step.__name__} takes a carry {before.dtype}{tuple(before.shape)} "
-            f"and returns {after.dtype}{tuple(after.shape)}"
-        )
+        if (before.shape, before.dtype) != (after.shape, after.dtype):
+            raise DtypeError(
+                f"{step.__name__} takes a carry {before.dtype} {tuple(before.shape)} "
+                f"and returns {after.dtype} {tuple(after.shape)}"
+            )
     context = torch_xla._XLAC.lowering.LoweringContext("ScanStep")
     context.set_name_string("scan_step")
     context.build([*carry_out, *ys])

@@ -5,19 +5,34 @@ A placeholder has a shape and a dtype and nothing else; a step that reads one ba
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from unittest import mock
 
 import torch
 import torch_xla
 import torch_xla.core.xla_builder as xb
 import torch_xla.core.xla_model as xm
+import torch_xla.runtime
 
+from xla_b2t.xla.device import to_host
 from xla_b2t.xla.world import Graph
 
 
 def placeholders(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """XLA tensors with the shapes and dtypes of the given ones, which may be on the `meta` device."""
     return [xb.create_placeholder_tensor(tensor.shape, tensor.dtype) for tensor in tensors]
+
+
+def identity(tensor: torch.Tensor) -> int:
+    """A number that a value of the core has for itself; a tensor elsewhere has a negative one."""
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "xla"
+    return torch_xla._XLAC._xla_get_tensor_id(tensor) if is_plain else -id(tensor)
+
+
+def memory(tensor: torch.Tensor) -> int:
+    """A number that a value of the core shares with its views; a tensor elsewhere has a negative one."""
+    is_known = identity(tensor) > 0
+    return torch_xla._XLAC._xla_get_tensor_view_alias_id(tensor) if is_known else -id(tensor)
 
 
 @contextmanager
@@ -56,6 +71,38 @@ def trace(state: Sequence[torch.Tensor], step: Callable[[], Sequence[torch.Tenso
     parameters = [context.tensor_parameter_id(tensor) for tensor in before]
     aliases = [(output, parameter) for output, parameter in enumerate(parameters) if parameter >= 0]
     return context.hlo() + _alias_config(aliases, is_tuple=len(outputs) > 1)
+
+
+def hlo_text(program: bytes) -> str:
+    """A program as text, without the lines of Python."""
+    return xb.get_computation_hlo(xb.computation_from_module_proto("program", program))
+
+
+def computed(tensor: torch.Tensor, unknown: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The value of a traced tensor on the host, if nothing of `unknown`, placeholders, goes into it; None otherwise.
+
+    It is run on this machine, so not under `no_execution`.
+    """
+    context = torch_xla._XLAC.lowering.LoweringContext("computed")
+    context.build([tensor])
+    inputs = list(context.device_parameter_id_tensor_mapping().values())
+    blank = set(torch_xla._XLAC._get_tensors_handle(list(unknown)))
+    if blank.intersection(torch_xla._XLAC._get_tensors_handle(inputs)):
+        return None
+    return to_host([tensor])[0]
+
+
+@contextmanager
+def as_rank(rank: int, size: int) -> Iterator[None]:
+    """While it is open, torch_xla says that this process is a rank among so many, for a model that asks."""
+    with ExitStack() as stack:
+        for module, names in ((torch_xla.runtime, ("global_ordinal", "world_size")), (xm, _ORDINALS)):
+            for name, value in zip(names, (rank, size), strict=True):
+                stack.enter_context(mock.patch.object(module, name, lambda value=value, **_: value, create=True))
+        yield
+
+
+_ORDINALS = ("get_ordinal", "xrt_world_size")
 
 
 class TracedWorld(Graph):

@@ -16,7 +16,7 @@ class Decoder(nn.Module):
         self.encoder = nn.Linear(4 * sizes.num_features, 16)
         self.head = nn.Linear(16, sizes.num_classes)
 
-    def forward(self, features_BTC, input_bins_B, days_B):
+    def forward(self, features_BTC, input_bins_B, days_B):  # finding: recompile
         x = F.gelu(self.encoder(patches(self.day(features_BTC, days_B), 4, 4)))
         self.head.to(torch.float32)  # finding: cast
         logits = self.head(x.float()).to(x.dtype).transpose(0, 1)  # finding: cast

@@ -18,7 +18,7 @@ class Decoder(nn.Module):
         self.head = nn.Linear(16, sizes.num_classes)
 
     def forward(self, features_BTC, input_bins_B, days_B):
-        power = np.square(features_BTC.float().numpy()).mean(axis=1)  # finding: error
+        power = np.square(features_BTC.float().numpy()).mean(axis=1)  # finding: host-read
         scale = torch.from_numpy(1 / (1 + power)).to(features_BTC.device, features_BTC.dtype)
         x = self.day(features_BTC * scale.unsqueeze(1), days_B)
         x = F.gelu(self.encoder(patches(x, 4, 4)))

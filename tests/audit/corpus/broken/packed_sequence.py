@@ -19,7 +19,7 @@ class Decoder(nn.Module):
         x = patches(self.day(features_BTC, days_B), 4, 4)
         steps_B = patch_steps_of(input_bins_B, x.shape[0], 4, 4)
         lengths = steps_B.cpu()  # finding: host-read
-        packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
+        packed = pack_padded_sequence(x, lengths, enforce_sorted=False)  # finding: host-fallback
         hidden, _ = pad_packed_sequence(self.gru(packed)[0], total_length=x.shape[0])
         return DecoderOutput(self.head(hidden).transpose(0, 1), steps_B)
 

@@ -19,7 +19,7 @@ class Decoder(nn.Module):
 
     def forward(self, features_BTC, input_bins_B, days_B):
         x = self.encoder(patches(self.day(features_BTC, days_B), 4, 4))
-        self.gain = nn.Parameter(torch.ones(16, device=x.device))  # finding: dtype
+        self.gain = nn.Parameter(torch.ones(16, device=x.device))  # finding: optimizer
         logits = self.head(F.gelu(x) * self.gain).transpose(0, 1)
         return DecoderOutput(logits, patch_steps_of(input_bins_B, logits.shape[1], 4, 4))
 

@@ -1,0 +1,91 @@
+"""The process in which a run's step is rehearsed (`preflight.py`): tensors, operations, graphs.
+
+In: a folder with `task.json`. Out: `report.json` in it. A process of its own, because torch_xla must be imported under
+an environment that suits tracing, and because an operation that asks for a value that is not there may take the process
+with it. What was found until then, and the line of the operation at hand, are kept in `found.json` and `line.txt`.
+"""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from xla_b2t import config as configuration
+from xla_b2t.audit import stored
+from xla_b2t.audit.construction import construct
+from xla_b2t.audit.findings import Finding, Report
+from xla_b2t.audit.rehearsal import Shapes, rehearse
+from xla_b2t.config import Config
+from xla_b2t.data.batch_plan import plan_batches
+from xla_b2t.data.groups import open_group_set
+from xla_b2t.errors import UserError
+from xla_b2t.models.protocol import Sizes
+
+_LINE_BYTES = 400
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be rehearsed: the configuration in TOML, and the number of ranks."""
+
+    config: str
+    num_ranks: int
+
+
+def look(config: Config, num_ranks: int, folder: Path) -> Report:
+    """Looks at every tensor, operation and graph of a run.
+
+    Where the groups cannot be opened or the model cannot be made there is nothing to look at: those are findings of
+    the look at the numbers, which happens meanwhile.
+    """
+    try:
+        shapes = run_shapes(config, num_ranks)
+        made = construct(config.model, shapes.sizes)
+    except UserError:
+        return Report(())
+    arrived = stored.arrival(made, config)
+    parameters, buffers = len(list(made.model.parameters())), len(list(made.model.buffers()))
+    allowed = stored.exceptions(made.model, config)
+    with open(folder / "line.txt", "wb", buffering=0) as file:
+
+        def note(line: str, findings: list[Finding] | None) -> None:
+            os.pwrite(file.fileno(), line.ljust(_LINE_BYTES).encode()[:_LINE_BYTES], 0)
+            if findings is not None:
+                (folder / "found.json").write_bytes(msgspec.json.encode(told_once(arrived, findings)))
+
+        rehearsed = rehearse(made, config, shapes, note)
+    checked = {"parameters": parameters, "buffers": buffers, **rehearsed.checked}
+    return Report(tuple(told_once(arrived, rehearsed.findings)), checked, allowed)
+
+
+def run_shapes(config: Config, num_ranks: int) -> Shapes:
+    """The shapes of a run from its groups' metadata; errors as of `open_group_set` and `plan_batches`."""
+    group_set = open_group_set(config.data.dir)
+    plan = plan_batches(config, group_set.group_size, num_ranks)
+    sizes = Sizes(group_set.num_features, len(group_set.sessions), group_set.num_classes)
+    validation_trials = plan.groups_per_validation_slot * group_set.group_size
+    return Shapes(sizes, group_set.buckets, num_ranks, plan.batch_size, validation_trials)
+
+
+def told_once(earlier: list[Finding], later: list[Finding]) -> list[Finding]:
+    """Both, without what the later look blames on the same line, or sees of a tensor that nobody registered."""
+    places = {(finding.kind, finding.where) for finding in earlier}
+    is_unregistered = any(finding.kind == "unregistered" for finding in earlier)
+    return earlier + [
+        finding
+        for finding in later
+        if (finding.kind, finding.where) not in places and not (finding.kind == "unregistered" and is_unregistered)
+    ]
+
+
+def main(folder: Path) -> None:
+    """Reads the task, looks, writes the report."""
+    task = msgspec.json.decode((folder / "task.json").read_bytes(), type=Task)
+    report = look(configuration.loads(task.config, "config"), task.num_ranks, folder)
+    (folder / "report.json").write_bytes(msgspec.json.encode(report))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

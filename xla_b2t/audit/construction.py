@@ -1,0 +1,70 @@
+"""Builds a model without weights and remembers where each of its tensors comes from.
+
+In: the configuration and the sizes of the data. Out: a `Construction`: the model on the `meta` device, and the lines of
+Python that registered its parameters and buffers and assigned its attributes.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+from torch import Tensor, nn
+from torch.nn.modules import module as hooks
+
+from xla_b2t.audit.lines import line_here
+from xla_b2t.config import ModelConfig
+from xla_b2t.models.build import build_without_weights
+from xla_b2t.models.protocol import Sizes
+
+
+@dataclass(frozen=True)
+class Construction:
+    """A model and its origins.
+
+    Attributes:
+        model: on the `meta` device, or on the CPU where its maker needs values.
+        lines: `file:line` by the module's id and the name of the parameter, buffer or attribute.
+    """
+
+    model: nn.Module
+    lines: dict[tuple[int, str], str]
+
+    def line_of(self, name: str) -> str:
+        """Where a parameter or buffer was registered, by its name in the model."""
+        return self.lines.get(self._key(name), "")
+
+    def order_of(self, name: str) -> int:
+        """How many were registered before it."""
+        keys = list(self.lines)
+        return keys.index(self._key(name)) if self._key(name) in self.lines else -1
+
+    def _key(self, name: str) -> tuple[int, str]:
+        path, _, attribute = name.rpartition(".")
+        return id(self.model.get_submodule(path)), attribute
+
+
+def construct(config: ModelConfig, sizes: Sizes) -> Construction:
+    """Builds the model; errors as of `models.build.build_model`."""
+    lines: dict[tuple[int, str], str] = {}
+
+    def note(module: nn.Module, name: str, _: Any) -> None:
+        lines[(id(module), name)] = line_here()
+
+    plain_setattr: Callable[..., None] = nn.Module.__setattr__
+
+    def set_attribute(module: nn.Module, name: str, value: Any) -> None:
+        if isinstance(value, Tensor | list | tuple | dict | set) and not isinstance(value, nn.Parameter):
+            lines[(id(module), name)] = line_here()
+        plain_setattr(module, name, value)
+
+    with ExitStack() as stack:
+        for register in (
+            hooks.register_module_parameter_registration_hook,
+            hooks.register_module_buffer_registration_hook,
+        ):
+            stack.callback(register(note).remove)
+        stack.enter_context(mock.patch.object(nn.Module, "__setattr__", set_attribute))
+        model = build_without_weights(config, sizes)
+    return Construction(model, lines)

@@ -1,0 +1,54 @@
+"""The third look: the programs that the core will be given.
+
+In: the HLO of a run's graphs, as text. Out: findings: float64 beyond single numbers, float16, loops that carry a wider
+state than the model's, graphs of a size that no compiler ends with, graphs that are not the same when they must be.
+"""
+
+import re
+from collections import Counter
+
+from xla_b2t.audit.findings import Finding
+
+LARGEST = 60_000
+"""Instructions of one graph. An unrolled loop of 247 GRU steps has 100,000, and compiles for many minutes."""
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (\(.*?\)|[\w\[\],{}:()*]+) ([a-z][\w\-]*)\(", re.MULTILINE)
+_METADATA = re.compile(r", metadata=\{[^}]*\}")
+_SOURCE = re.compile(r'source_file="([^"]+)" source_line=(\d+)')
+
+
+def instructions(text: str) -> int:
+    """How many instructions a program has, those of loops' bodies counted once."""
+    return len(_INSTRUCTION.findall(text))
+
+
+def forbidden(text: str, graph: str) -> list[Finding]:
+    """Arrays of float64 or float16 in a program; a single number costs nothing and is not told."""
+    found = []
+    for kind, name in (("f64", "float64"), ("f16", "float16")):
+        lines = [line for line in text.splitlines() if re.search(rf" = \(?{kind}\[\d", line)]
+        if not lines:
+            continue
+        places = Counter(f"{match[1]}:{match[2]}" for line in lines if (match := _SOURCE.search(line)))
+        where = places.most_common(1)[0][0] if places else graph
+        fix = "look there for a comparison with a Python float, and for dtype=torch.float64"
+        told = f"{name} in {len(lines)} operations of the {graph}"
+        found.append(Finding(name, graph, where, told, f"no {name}", fix))
+    return found
+
+
+def too_large(text: str, graph: str) -> list[Finding]:
+    """A graph that grew with the length of the trials, a loop over time that Python unrolled."""
+    count = instructions(text)
+    if count <= LARGEST:
+        return []
+    fix = "let xla_b2t.xla.scan.scan run the loop over time: its graph is the same at every length"
+    return [Finding("size", graph, graph, f"{count:,} instructions", f"at most {LARGEST:,}", fix)]
+
+
+def different(first: str, again: str, graph: str, what: str, where: str) -> list[Finding]:
+    """Two traces of one graph, as text, that must be equal but for the names of their operations."""
+    if _METADATA.sub("", first) == _METADATA.sub("", again):
+        return []
+    found = f"another graph {what}: {instructions(first):,} and {instructions(again):,} instructions"
+    fix = "let nothing in forward depend on what an earlier step left, on the rank, or on chance of the host"
+    return [Finding("recompile", graph, where, found, "one graph for each bucket: any other is a compile", fix)]

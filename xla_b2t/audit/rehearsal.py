@@ -1,0 +1,221 @@
+"""Rehearses a run: every graph that its core will be given, traced on placeholders, watched, and compared.
+
+In: a model without weights and the shapes of the run. Out: what was found, and how much was looked at. The graphs of
+the smallest bucket are watched operation by operation; those of the others are the same statements at other lengths, so
+their programs are looked at, and they are watched too where a program has other operations than the first.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from xla_b2t.audit import lowered
+from xla_b2t.audit.construction import Construction
+from xla_b2t.audit.findings import Collected, Finding
+from xla_b2t.audit.lines import line_of_function, line_of_traceback
+from xla_b2t.audit.promotions import Promotions
+from xla_b2t.audit.step_rules import StepRules
+from xla_b2t.audit.stored import inputs, optimizer_state
+from xla_b2t.audit.watch import Watch
+from xla_b2t.config import Config
+from xla_b2t.data.groups import Bucket
+from xla_b2t.errors import DtypeError, UserError
+from xla_b2t.models.build import build_without_weights
+from xla_b2t.models.policy import DTYPES, kept_exception
+from xla_b2t.models.protocol import Sizes
+from xla_b2t.training.traced import TracedRun, blank_batch, traced_run
+from xla_b2t.xla.device import to_device
+from xla_b2t.xla.trace import as_rank, computed, hlo_text, placeholders
+
+Note = Callable[[str, list[Finding] | None], None]
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What the graphs of a run depend on: sizes of the data, buckets, ranks, trials of a batch in training and in
+    validation."""
+
+    sizes: Sizes
+    buckets: tuple[Bucket, ...]
+    num_ranks: int
+    trials: int
+    validation_trials: int
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """Findings in the order of the step, and counts of what was looked at."""
+
+    findings: list[Finding]
+    checked: dict[str, int]
+
+
+def rehearse(made: Construction, config: Config, shapes: Shapes, note: Note = lambda line, findings: None) -> Rehearsed:
+    """Traces all graphs of a run.
+
+    Args:
+        made: the model; it is left on placeholders.
+        config: of the run.
+        shapes: of the run.
+        note: told the line of every operation before it is traced, and the findings when there is a new one, in case
+            the process dies of it.
+    """
+    with traced_run(made.model, shapes.sizes.num_classes, config, shapes.num_ranks) as run:
+        found = _Rehearsal(made, config, shapes, run, note).all()
+    found.findings.extend(_steps_rule(made.model, config, shapes) if not found.findings else ())
+    return found
+
+
+class _Rehearsal:
+    """The graphs of one run, one after the other."""
+
+    def __init__(self, made: Construction, config: Config, shapes: Shapes, run: TracedRun, note: Note):
+        self._made, self._config, self._shapes, self._run = made, config, shapes, run
+        self._collected = Collected()
+        narrow = DTYPES[config.model.dtype]
+        self._promotions = Promotions(narrow, self._collected)
+        self._rules = StepRules(narrow, self._collected, shapes.sizes.num_days, self._promotions)
+        self._watch = Watch(made.model, self._promotions, self._rules, self._collected)
+        self._watch.note = note
+        self._seen: set[str] = set()
+        self._is_news = True
+
+    def all(self) -> Rehearsed:
+        run, shapes = self._run, self._shapes
+        buckets = sorted(shapes.buckets, key=lambda bucket: bucket.input_bins)
+        stored = optimizer_state(run.step.slots, run.step.sums, self._made.model)
+        graphs: list[Finding] = []
+        can_be_traced = bool(self._updates(buckets[0], watched=True)) & bool(self._evaluation(buckets[0], watched=True))
+        # Without the watch nothing is made up for a step to go on with: it would end the process.
+        if can_be_traced and not self._watch.went_on:
+            graphs = self._same_again(buckets[0]) if "host-random" not in self._collected.kinds() else []
+            self._is_news = not graphs and not self._collected.list()
+            for bucket in buckets:
+                programs = {**self._updates(bucket), "evaluate": self._evaluation(bucket)}
+                for kind, program in programs.items():
+                    graphs += self._look(kind, bucket, program) if program else []
+        batch = blank_batch(shapes.trials, buckets[0].input_bins, shapes.sizes.num_features, buckets[0].label_slots)
+        collected = self._collected.list()
+        # A program has what the operations were blamed for already.
+        told = {finding.kind for finding in collected}
+        graphs = [finding for finding in graphs if finding.kind not in told]
+        checked = {
+            "optimizer tensors": 3 * len(run.step.slots) + len(run.step.sums),
+            "inputs": len(buckets) * (len(batch) + 1),
+            "operations": self._collected.now,
+            "graphs": len(self._seen),
+        }
+        return Rehearsed([*stored, *inputs(batch, run.controls_N, "feed"), *collected, *graphs], checked)
+
+    def _same_again(self, bucket: Bucket) -> list[Finding]:
+        """The second update, and the last rank, must be given the graph that the first was. Seen on a model made anew,
+        which no step has touched."""
+        sizes, num_ranks = self._shapes.sizes, self._shapes.num_ranks
+        model = build_without_weights(self._config.model, sizes)
+        fresh = TracedRun(model, sizes.num_classes, self._config, num_ranks)
+        self._is_news = not self._collected.list()
+        first = self._updates(bucket, run=fresh)
+        forward = line_of_function(model.forward)
+        for what, rank, number in (("at the second update", 0, 1), ("on the last rank", num_ranks - 1, 0)):
+            with as_rank(rank, num_ranks):
+                again = self._updates(bucket, number, run=fresh)
+            for kind, program in first.items() if again else ():
+                graph = f"{kind} graph of {bucket.input_bins} bins"
+                found = lowered.different(hlo_text(program), hlo_text(again[kind]), graph, what, forward)
+                if found:
+                    return found
+        return []
+
+    def _look(self, kind: str, bucket: Bucket, program: bytes) -> list[Finding]:
+        graph = f"{kind} graph of {bucket.input_bins} bins"
+        self._seen.add(graph if kind != "apply" else kind)
+        text = hlo_text(program)
+        return [*lowered.forbidden(text, graph), *lowered.too_large(text, graph)]
+
+    def _updates(
+        self, bucket: Bucket, number: int = 0, watched: bool = False, run: TracedRun | None = None
+    ) -> dict[str, bytes]:
+        shapes = self._shapes
+        batch = blank_batch(shapes.trials, bucket.input_bins, shapes.sizes.num_features, bucket.label_slots)
+        watching = self._watching() if watched else None
+        return self._attempt(lambda: (run or self._run).update(batch, number, watching)) or {}
+
+    def _evaluation(self, bucket: Bucket, watched: bool = False) -> bytes:
+        shapes = self._shapes
+        batch = blank_batch(shapes.validation_trials, bucket.input_bins, shapes.sizes.num_features, bucket.label_slots)
+        watching = self._watching() if watched else None
+        return self._attempt(lambda: self._run.evaluation(batch, watching)) or b""
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        model, batch = self._made.model, self._run.batch
+        named = dict([*model.named_parameters(), *model.named_buffers()])
+        kept = {name: tensor for name, tensor in named.items() if kept_exception(name, self._config.model)}
+        self._promotions.begin(kept, self._run.scheduled)
+        self._rules.begin(batch.days_B)
+        with self._watch.watching():
+            yield
+
+    def _attempt(self, trace: Callable[[], dict[str, bytes] | bytes]) -> dict[str, bytes] | bytes | None:
+        """What a trace gives; None when it raises, with a finding where what was found does not explain it."""
+        self._watch.failed_at = ""
+        try:
+            return trace()
+        except Exception as error:  # whatever a user's model raises
+            for finding in self._reasons(error) if self._is_news else ():
+                self._collected.add(*astuple(finding))
+        return None
+
+    def _reasons(self, error: Exception) -> Iterator[Finding]:
+        model, slots = self._made.model, self._run.step.slots
+        forward = line_of_function(model.forward)
+        lost = [slot.name for slot in slots if slot.parameter.grad is None]
+        line = self._watch.failed_at or line_of_traceback(error.__traceback__)
+        if isinstance(error, DtypeError):
+            yield Finding("carry", "recurrence", line, str(error), "one dtype", f"bring it there: .to(x.dtype), {line}")
+        elif isinstance(error, UserError) and 0 < len(lost) < len(slots):
+            # What was replaced or left out by a made-up value says nothing of its own.
+            is_explained = self._watch.went_on or "optimizer" in self._collected.kinds()
+            for name in lost if not is_explained else ():
+                found, fix = (
+                    "no gradient: the loss does not depend on it",
+                    "use it in forward, or set requires_grad=False",
+                )
+                yield Finding("unused", name, self._made.line_of(name) or f"model: {name}", found, "a gradient", fix)
+        elif self._watch.went_on or (self._collected.list() and not isinstance(error, UserError)):
+            return  # with a made-up value, or in another dtype than meant, a failure says nothing new
+        elif isinstance(error, UserError):
+            found, _, expected = error.what.partition(", expected ")
+            yield Finding("protocol", type(model).__name__, forward, found, expected, error.fix)
+        else:
+            words = str(error).strip().partition("\n")[0]
+            kind = "host-read" if "to numpy" in words else "error"
+            found = f"{type(error).__name__}: {words}"
+            yield Finding(kind, "step", line, found, "a step that can be traced", f"correct the line {line}")
+
+
+def _steps_rule(model: nn.Module, config: Config, shapes: Shapes) -> Sequence[Finding]:
+    """Whether `steps_B` of forward follow `output_steps`, for every number of bins of the smallest bucket."""
+    bins = min(bucket.input_bins for bucket in shapes.buckets)
+    counts = np.arange(bins + 1, dtype=np.int32)
+    blank = blank_batch(bins + 1, bins, shapes.sizes.num_features, 1)
+    (features_BTC,) = placeholders([blank.features_BTC.to(DTYPES[config.model.dtype])])
+    input_bins_B, days_B = to_device([torch.from_numpy(counts), torch.zeros(bins + 1, dtype=torch.int32)])
+    model.eval()
+    with torch.no_grad():
+        steps_B = model(features_BTC, input_bins_B, days_B).steps_B
+    found_B = computed(steps_B, [features_BTC, *model.parameters(), *model.buffers()])
+    if found_B is None:
+        return []
+    for count, steps in zip(counts.tolist(), found_B.tolist(), strict=True):
+        promised = max(1, model.output_steps(count))
+        if steps != promised:
+            line = line_of_function(model.forward)
+            found = f"steps_B is {steps} for a trial of {count} bins, output_steps({count}) is {promised}"
+            fix = "make output_steps and forward follow one rule, at every length"
+            return [Finding("protocol", type(model).__name__, line, found, "one rule", fix)]
+    return []
