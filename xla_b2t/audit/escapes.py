@@ -6,6 +6,7 @@ operation would give, so that the rest of the step is looked at too. Nothing is 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,6 +23,9 @@ _FIX_READ += "place of indexing by a value; what is fixed is computed in the con
 
 _IN_VAIN = frozenset(["_pack_padded_sequence", "glu_backward"])
 """Made of other operations, one of which is not lowered; it ends the process."""
+
+
+_TAKES_THE_HOSTS = frozenset(["copy_", "_copy_from", "_to_copy", "index", "index_put", "index_put_", "_unsafe_index"])
 
 
 @dataclass(frozen=True)
@@ -62,15 +66,11 @@ def escape(func: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, A
     return None
 
 
-def foreign(func: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+def foreign(func: torch._ops.OpOverload, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Tensors with axes that an operation on the core is handed from elsewhere: the host, or no device at all."""
-    name = func._schema.name.removeprefix("aten::")
-    if name in ("copy_", "_copy_from", "_to_copy", "index", "index_put", "index_put_", "_unsafe_index"):
-        found = [x for x in args if isinstance(x, Tensor) and x.device.type == "meta"]
-    else:
-        found = []
-        tree_map_only(Tensor, found.append, (args, kwargs))
-        found = [tensor for tensor in found if tensor.device.type != "xla" and tensor.dim() > 0]
+    found = [tensor for tensor in tensors if tensor.device.type != "xla" and tensor.dim() > 0]
+    if found and func._schema.name.removeprefix("aten::") in _TAKES_THE_HOSTS:
+        return [tensor for tensor in found if tensor.device.type == "meta"]
     return found
 
 
@@ -101,6 +101,7 @@ def _shape_follows_values(name: str, func: torch._ops.OpOverload, args: Sequence
     return torch.Tag.dynamic_output_shape in func.tags
 
 
+@cache
 def _is_lowered(func: torch._ops.OpOverload) -> bool:
     """Whether torch_xla has the operation, or PyTorch makes it of others."""
     if func.namespace != "aten":

@@ -1,9 +1,9 @@
 """Which line of Python an operation comes from: the user's own, as near to the operation as can be.
 
-In: the stack at hand, a traceback, or the stack that autograd kept of a forward operation. Out: `file:line`.
+In: the stack at hand, or a traceback. Out: `file:line`.
 """
 
-import re
+import os
 import sys
 import sysconfig
 from collections.abc import Iterable
@@ -21,7 +21,6 @@ _TEXT = (f"{_TORCH[0]}_tensor", f"{_TORCH[0]}utils/_device", f"{_TORCH[0]}overri
 """Begins the files of torch between a tensor and its text."""
 _PYTHON = sysconfig.get_path("stdlib")
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 _USERS, _OTHERS, _TRAINERS, _NOBODYS = range(4)
 
@@ -71,13 +70,6 @@ def line_of_traceback(traceback: TracebackType | None) -> str:
     return _best(reversed(frames))
 
 
-def line_of_node(node: torch.autograd.graph.Node | None) -> str:
-    """The line of the forward operation whose gradient a node is; known where anomaly detection was on."""
-    stack = node.metadata.get("traceback_", ()) if node is not None else ()
-    found = (_FRAME.search(entry) for entry in reversed(stack))
-    return _best((match[1], int(match[2])) for match in found if match)
-
-
 def line_of_function(function: object) -> str:
     """The line where a function or method begins."""
     code = getattr(getattr(function, "__func__", function), "__code__", None)
@@ -86,10 +78,13 @@ def line_of_function(function: object) -> str:
 
 def shown(file: str) -> str:
     """A file's name as the user would type it: relative where it lies below the working directory."""
-    try:
-        return str(Path(file).relative_to(Path.cwd()))
-    except ValueError:
-        return file
+    return _relative(file, os.getcwd())
+
+
+@cache
+def _relative(file: str, folder: str) -> str:
+    path = Path(file)
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else file
 
 
 def _best(frames: Iterable[tuple[str, int]]) -> str:

@@ -16,9 +16,9 @@ _METADATA = re.compile(r", metadata=\{[^}]*\}")
 _SOURCE = re.compile(r'source_file="([^"]+)" source_line=(\d+)')
 
 
-def instructions(text: str) -> int:
-    """How many instructions a program has, those of loops' bodies counted once."""
-    return len(_INSTRUCTION.findall(text))
+def opcodes(text: str) -> list[str]:
+    """What a program does, one word for each instruction, those of loops' bodies once."""
+    return [opcode for _, opcode in _INSTRUCTION.findall(text)]
 
 
 def forbidden(text: str, graph: str) -> list[Finding]:
@@ -38,7 +38,7 @@ def forbidden(text: str, graph: str) -> list[Finding]:
 
 def too_large(text: str, graph: str) -> list[Finding]:
     """A graph that grew with the length of the trials, a loop over time that Python unrolled."""
-    count = instructions(text)
+    count = len(opcodes(text))
     if count <= LARGEST:
         return []
     fix = "let xla_b2t.xla.scan.scan run the loop over time: its graph is the same at every length"
@@ -49,6 +49,6 @@ def different(first: str, again: str, graph: str, what: str, where: str) -> list
     """Two traces of one graph, as text, that must be equal but for the names of their operations."""
     if _METADATA.sub("", first) == _METADATA.sub("", again):
         return []
-    found = f"another graph {what}: {instructions(first):,} and {instructions(again):,} instructions"
+    found = f"another graph {what}: {len(opcodes(first)):,} and {len(opcodes(again)):,} instructions"
     fix = "let nothing in forward depend on what an earlier step left, on the rank, or on chance of the host"
     return [Finding("recompile", graph, where, found, "one graph for each bucket: any other is a compile", fix)]

@@ -1,8 +1,7 @@
 """Rehearses a run: every graph that its core will be given, traced on placeholders, watched, and compared.
 
-In: a model without weights and the shapes of the run. Out: what was found, and how much was looked at. The graphs of
-the smallest bucket are watched operation by operation; those of the others are the same statements at other lengths, so
-their programs are looked at, and they are watched too where a program has other operations than the first.
+In: a model without weights and the shapes of the run. Out: what was found, and how much was looked at. Training and
+evaluation of every bucket are watched operation by operation, the smallest first, and their programs are looked at.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -89,15 +88,12 @@ class _Rehearsal:
         buckets = sorted(shapes.buckets, key=lambda bucket: bucket.input_bins)
         stored = optimizer_state(run.step.slots, run.step.sums, self._made.model)
         graphs: list[Finding] = []
-        can_be_traced = bool(self._updates(buckets[0], watched=True)) & bool(self._evaluation(buckets[0], watched=True))
-        # Without the watch nothing is made up for a step to go on with: it would end the process.
-        if can_be_traced and not self._watch.went_on:
-            graphs = self._same_again(buckets[0]) if "host-random" not in self._collected.kinds() else []
-            self._is_news = not graphs and not self._collected.list()
-            for bucket in buckets:
-                programs = {**self._updates(bucket), "evaluate": self._evaluation(bucket)}
-                for kind, program in programs.items():
-                    graphs += self._look(kind, bucket, program) if program else []
+        for bucket in buckets:
+            for kind, program in (*self._updates(bucket).items(), ("evaluate", self._evaluation(bucket))):
+                graphs += self._look(kind, bucket, program) if program else []
+        # Without the watch nothing is made up for a step to go on with: reading a value would end the process.
+        if not self._watch.went_on and "host-random" not in self._collected.kinds():
+            graphs = self._same_again(buckets[0]) + graphs
         batch = blank_batch(shapes.trials, buckets[0].input_bins, shapes.sizes.num_features, buckets[0].label_slots)
         collected = self._collected.list()
         # A program has what the operations were blamed for already.
@@ -117,7 +113,7 @@ class _Rehearsal:
         sizes, num_ranks = self._shapes.sizes, self._shapes.num_ranks
         model = build_without_weights(self._config.model, sizes)
         fresh = TracedRun(model, sizes.num_classes, self._config, num_ranks)
-        self._is_news = not self._collected.list()
+        self._is_news = not self._collected.list()  # else it may fail for what the watch helped the step past
         first = self._updates(bucket, run=fresh)
         forward = line_of_function(model.forward)
         for what, rank, number in (("at the second update", 0, 1), ("on the last rank", num_ranks - 1, 0)):
@@ -136,19 +132,18 @@ class _Rehearsal:
         text = hlo_text(program)
         return [*lowered.forbidden(text, graph), *lowered.too_large(text, graph)]
 
-    def _updates(
-        self, bucket: Bucket, number: int = 0, watched: bool = False, run: TracedRun | None = None
-    ) -> dict[str, bytes]:
+    def _updates(self, bucket: Bucket, number: int = 0, run: TracedRun | None = None) -> dict[str, bytes]:
+        """The programs of an update; watched, but on another run than the one that is rehearsed."""
         shapes = self._shapes
         batch = blank_batch(shapes.trials, bucket.input_bins, shapes.sizes.num_features, bucket.label_slots)
-        watching = self._watching() if watched else None
-        return self._attempt(lambda: (run or self._run).update(batch, number, watching)) or {}
+        if run:
+            return self._attempt(lambda: run.update(batch, number)) or {}
+        return self._attempt(lambda: self._run.update(batch, number, self._watching())) or {}
 
-    def _evaluation(self, bucket: Bucket, watched: bool = False) -> bytes:
+    def _evaluation(self, bucket: Bucket) -> bytes:
         shapes = self._shapes
         batch = blank_batch(shapes.validation_trials, bucket.input_bins, shapes.sizes.num_features, bucket.label_slots)
-        watching = self._watching() if watched else None
-        return self._attempt(lambda: self._run.evaluation(batch, watching)) or b""
+        return self._attempt(lambda: self._run.evaluation(batch, self._watching())) or b""
 
     @contextmanager
     def _watching(self) -> Iterator[None]:

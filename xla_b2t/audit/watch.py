@@ -4,7 +4,7 @@ In: the tracing of a step. Out: findings in a `Collected`, by the rules of `prom
 `escapes.py`, and by what `surroundings.py` sees of Python.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from xla_b2t.audit.escapes import Escape, brought_over, escape, foreign, unexpected
 from xla_b2t.audit.findings import Collected, Finding
-from xla_b2t.audit.lines import line_here, line_of_node
+from xla_b2t.audit.lines import line_here
 from xla_b2t.audit.operation import Operation, described
 from xla_b2t.audit.promotions import Promotions
 from xla_b2t.audit.step_rules import StepRules
@@ -52,16 +51,16 @@ class Watch(TorchDispatchMode):
         self._collected = collected
         self._surroundings = Surroundings(model, promotions, collected)
         self._state: dict[int, str] = {}
+        self._lines: dict[int, str] = {}
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """While it is open, the step is watched; the model's state is on placeholders by then."""
         named = (*self._model.named_parameters(), *self._model.named_buffers())
         self._state = {identity(tensor): name for name, tensor in named}
+        self._lines = {}
         with ExitStack() as stack:
             stack.enter_context(self._surroundings.watching())
-            # Forward operations leave their line with the gradient that they will have.
-            stack.enter_context(torch.autograd.set_detect_anomaly(True, check_nan=False))
             stack.enter_context(_Calls(self))
             stack.enter_context(self)
             yield
@@ -70,7 +69,7 @@ class Watch(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = _tensors((*args, *kwargs.values()))
         device = kwargs.get("device")
         is_on_core = any(tensor.device.type == "xla" for tensor in tensors)
         is_on_core = is_on_core or (device is not None and torch.device(device).type == "xla")
@@ -79,15 +78,16 @@ class Watch(TorchDispatchMode):
             return func(*args, **kwargs)
         self._collected.now += 1
         node = torch._C._current_autograd_node()
-        line = line_of_node(node) or line_here()
+        line = self._line(node)
         if self.note:
             count = self._collected.count
             self.note(line, self._collected.list() if count > self._num_noted else None)
             self._num_noted = count
-        foreigners = foreign(func, args, kwargs)
+        foreigners = foreign(func, tensors)
         if foreigners:
             self._report_foreigner(foreigners[0], func, line)
             (args, kwargs), here = brought_over(foreigners, (args, kwargs))
+            tensors = _tensors((*args, *kwargs.values()))
             for tensor in here:
                 self._promotions.explain(tensor, line)
             if func is torch.ops.aten._to_copy.default and not kwargs.get("dtype"):
@@ -102,18 +102,26 @@ class Watch(TorchDispatchMode):
                 self.failed_at = line
                 raise
             return self._escaped(unexpected(func, args, kwargs), func, line)
-        self._look(func, args, kwargs, tree_leaves(result), line, node is not None)
+        self._look(func, args, tensors, result, line, node is not None)
         return result
 
-    def _look(self, func: Any, args: Any, kwargs: Any, results: list[Any], line: str, is_gradient: bool) -> None:
+    def _line(self, node: torch.autograd.graph.Node | None) -> str:
+        """The line of the operation at hand; of one in the backward pass, that of the forward operation."""
+        if node is not None:
+            return self._lines.get(node._sequence_nr()) or line_here()
+        line = line_here()
+        # Autograd made the node of this operation, if it has one, right before it asked for the operation.
+        self._lines.setdefault(torch.autograd._get_sequence_nr() - 1, line)
+        return line
+
+    def _look(self, func: Any, args: Any, inputs: list[Tensor], result: Any, line: str, is_gradient: bool) -> None:
         name = func._schema.name.removeprefix("aten::")
         if name == "_propagate_xla_data":
             changed = self._state.get(identity(args[0])) or self._state.get(identity(args[1]))
             if changed and self._surroundings.module:
                 self._surroundings.changed(changed, line)
             return
-        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        outputs = [leaf for leaf in results if isinstance(leaf, Tensor)]
+        outputs = _tensors((result,))
         module = "" if is_gradient else self._surroundings.module
         if name.startswith(("native_batch_norm", "_native_batch_norm_legit")) and args[3] is not None and args[5]:
             self._surroundings.changed(self._state.get(identity(args[3]), "its statistics"), line)
@@ -122,7 +130,7 @@ class Watch(TorchDispatchMode):
     def saw_einsum(self, args: tuple[Any, ...], result: Tensor) -> None:
         """One einsum, forward."""
         self._collected.now += 1
-        inputs = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+        inputs = _tensors(args)
         module, now = self._surroundings.module, self._collected.now
         self._apply(Operation("einsum", args, inputs, [result], line_here(), module, False, 0, now))
 
@@ -181,3 +189,14 @@ class _Calls(TorchFunctionMode):
         if func is torch.functional.einsum and result.device.type == "xla":
             self._watch.saw_einsum(args, result)
         return result
+
+
+def _tensors(values: Sequence[Any]) -> list[Tensor]:
+    """The tensors among values and in lists of them, as operations take and give them."""
+    found = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += _tensors(value)
+    return found
