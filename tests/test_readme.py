@@ -54,7 +54,15 @@ def outputs(tmp_path_factory):
 
 def test_readme_commands_go_from_nothing_to_an_error_rate(outputs):
     _, said = outputs
-    assert [name for name, _ in said] == ["synth", "prebatch", "audit-dtypes", "train", "evaluate", "evaluate", "export"]
+    assert [name for name, _ in said] == [
+        "synth",
+        "prebatch",
+        "audit-dtypes",
+        "train",
+        "evaluate",
+        "evaluate",
+        "export",
+    ]
     assert "real bins" in said[1][1]
     assert said[2][1].startswith("clean: ")
     assert "val PER" in said[3][1]

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 
 from xla_b2t.audit.findings import Finding
+from xla_b2t.audit.lines import shown
 
 LARGEST = 60_000
 """Instructions of one graph. An unrolled loop of 247 GRU steps has 100,000, and compiles for many minutes."""
@@ -28,7 +29,7 @@ def forbidden(text: str, graph: str) -> list[Finding]:
         lines = [line for line in text.splitlines() if re.search(rf" = \(?{kind}\[\d", line)]
         if not lines:
             continue
-        places = Counter(f"{match[1]}:{match[2]}" for line in lines if (match := _SOURCE.search(line)))
+        places = Counter(f"{shown(match[1])}:{match[2]}" for line in lines if (match := _SOURCE.search(line)))
         where = places.most_common(1)[0][0] if places else graph
         fix = "look there for a comparison with a Python float, and for dtype=torch.float64"
         told = f"{name} in {len(lines)} operations of the {graph}"

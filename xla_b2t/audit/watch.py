@@ -140,7 +140,7 @@ class Watch(TorchDispatchMode):
 
     def _escaped(self, found: Escape, func: Any, line: str) -> Any:
         self.went_on = True
-        name = func._schema.name.removeprefix("aten::").strip("_")
+        name = func._schema.name.removeprefix("aten::").strip("_").replace("local_scalar_dense", "item")
         name = ": ".join(part for part in (self._surroundings.module, name) if part)
         self._collected.add(found.kind, name, line, found.found, found.expected, f"{found.fix}, {line}")
         return found.value
