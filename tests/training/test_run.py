@@ -40,7 +40,7 @@ def groups_3(tmp_path_factory):
 def alone(groups, tmp_path_factory):
     """The run directory of six updates on one rank, and its summary. Its stdout is the summary and nothing else."""
     run_dir = tmp_path_factory.mktemp("alone") / "run"
-    done = call_apart("xla_b2t.launch", *arguments(groups, run_dir, "--json"))
+    done = call_apart("xla_b2t.launch", *arguments(groups, run_dir, "--json", preflight=True))
     assert done.returncode == 0, done.stderr
     return run_dir, json.loads(done.stdout)
 
@@ -232,7 +232,7 @@ def test_run_whose_model_reads_the_core_stops_and_names_the_operation(groups, tm
     keys = [f"model.factory={tmp_path}/my_model.py:build", "model.options={ width = 12 }", f"run.dir={tmp_path}/run"]
     config = tmp_path / "own.toml"
     config.write_text(f'[data]\ndir = "{groups}"\n[validation]\nevery = 0\n')
-    shown = call("train", "--config", config, *(option for key in keys for option in ("--set", key)))
+    shown = call("train", "--no-preflight", "--config", config, *(option for key in keys for option in ("--set", key)))
     assert shown.returncode == 2, shown.stderr
     assert "aten::logaddexp" in shown.stderr
     assert "my_model.py:" in shown.stderr

@@ -69,12 +69,16 @@ def call_apart(module, *words):
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
-def arguments(groups, run_dir, *more, cores=1, keys=()):
-    """The words after `train`: the configuration above, with some keys changed."""
+def arguments(groups, run_dir, *more, cores=1, keys=(), preflight=False):
+    """The words after `train`: the configuration above, with some keys changed.
+
+    The preflight is a process that loads torch_xla, which takes longer than most runs here: the first run has it.
+    """
     config = run_dir.parent / f"{run_dir.name}.toml"
     config.write_text(CONFIG.format(groups=groups))
     options = [option for key in [f"run.dir={run_dir}", *keys] for option in ("--set", key)]
-    return ["--config", str(config), "--cores", str(cores), *options, *more]
+    without = [] if preflight else ["--no-preflight"]
+    return ["--config", str(config), "--cores", str(cores), *without, *options, *more]
 
 
 def train(groups, run_dir, *more, cores=1, keys=()):
