@@ -23,7 +23,7 @@ KEYS = [
     "augment.white_noise_std=0.3", "augment.constant_offset_std=0.1", "augment.smooth_sigma_bins=1.0",
     "optimizer.eps=1e-8", "optimizer.rate={ peak = 1e-2, final = 1e-4, warmup_steps = 10, decay_steps = 110 }",
     "optimizer.day_rate={ peak = 2e-3, final = 1e-4, warmup_steps = 10, decay_steps = 110 }",
-    "train.global_batch=32", "train.steps=110", "train.log_every=50", "validation.every=110",
+    "train.global_batch=16", "train.steps=110", "train.log_every=50", "validation.every=110",
 ]  # fmt: skip
 ONE_LAYER = ["model.options.layers=1"]
 NOISE_SPLIT = [

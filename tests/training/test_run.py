@@ -13,52 +13,17 @@ import numpy as np
 import pytest
 
 from xla_b2t.data.groups import open_group_set
-from xla_b2t.data.prebatch import PrebatchSettings, prebatch
-from xla_b2t.data.synth import SynthSettings, synthesize
 from xla_b2t.errors import UserError
-from xla_b2t.training.checkpoint import CheckpointFolder, load_file
 from xla_b2t.training.loop import _refuse_not_finite
 from xla_b2t.training.step import Totals
 
-CONFIG = """
-[data]
-dir = "{groups}"
-[model]
-dtype = "float32"
-[model.options]
-patch_bins = 4
-patch_stride = 2
-hidden = 16
-layers = 1
-dropout = 0.0
-input_dropout = 0.0
-[augment]
-white_noise_std = 0.0
-constant_offset_std = 0.0
-start_shift_bins = 0
-[optimizer]
-eps = 1e-6
-rate = {{ peak = 1e-2, final = 1e-3, warmup_steps = 2, decay_steps = 40 }}
-day_rate = {{ peak = 1e-2, final = 1e-3, warmup_steps = 2, decay_steps = 40 }}
-[train]
-steps = 6
-global_batch = 64
-log_every = 1
-[validation]
-every = 0
-"""
+sys.path.insert(0, str(Path(__file__).parent))
+from whole_runs import arguments, call, call_apart, events, losses, make_groups, train, weights
+
 NOISY = [
     "model.dtype=bfloat16", "model.options.dropout=0.2", "model.options.input_dropout=0.2",
     "augment.white_noise_std=0.5", "augment.constant_offset_std=0.2", "augment.start_shift_bins=2",
 ]  # fmt: skip
-
-
-def make_groups(folder, num_buckets):
-    trials = folder / "trials"
-    synthesize(trials, SynthSettings(sessions=2, trials=40, features=16, seed=3, bins_per_phoneme=3.0, signal=1.0))
-    settings = PrebatchSettings(num_buckets=num_buckets, patch_bins=4, patch_stride=2, group_size=8)
-    prebatch(trials, folder / "groups", settings)
-    return folder / "groups"
 
 
 @pytest.fixture(scope="module")
@@ -67,45 +32,17 @@ def groups(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def groups_4(tmp_path_factory):
-    return make_groups(tmp_path_factory.mktemp("four"), num_buckets=4)
+def groups_3(tmp_path_factory):
+    return make_groups(tmp_path_factory.mktemp("three"), num_buckets=3)
 
 
 @pytest.fixture(scope="module")
 def alone(groups, tmp_path_factory):
-    """The run directory of six updates on one rank, and its summary."""
+    """The run directory of six updates on one rank, and its summary. Its stdout is the summary and nothing else."""
     run_dir = tmp_path_factory.mktemp("alone") / "run"
-    return run_dir, train(groups, run_dir)
-
-
-def command(groups, run_dir, *arguments, cores=1, keys=()):
-    config = run_dir.parent / f"{run_dir.name}.toml"
-    config.write_text(CONFIG.format(groups=groups))
-    options = [option for key in [f"run.dir={run_dir}", *keys] for option in ("--set", key)]
-    return [
-        sys.executable, "-m", "xla_b2t.launch", "--config", str(config), "--cores", str(cores), *options, *arguments
-    ]  # fmt: skip
-
-
-def train(groups, run_dir, *arguments, cores=1, keys=()):
-    """Runs to the end and returns summary.json."""
-    shown = subprocess.run(
-        command(groups, run_dir, "--json", *arguments, cores=cores, keys=keys),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert shown.returncode == 0, shown.stderr
-    return json.loads(shown.stdout)
-
-
-def losses(run_dir):
-    lines = (run_dir / "events.jsonl").read_text().splitlines()
-    return [event["loss"] for event in map(json.loads, lines) if event["kind"] == "train"]
-
-
-def weights(run_dir):
-    return load_file(CheckpointFolder(run_dir).find("latest")[0]).state.weights
+    done = call_apart("xla_b2t.launch", *arguments(groups, run_dir, "--json", preflight=True))
+    assert done.returncode == 0, done.stderr
+    return run_dir, json.loads(done.stdout)
 
 
 def test_run_on_1_2_4_and_8_ranks_gives_one_loss_curve(groups, alone, tmp_path):
@@ -156,7 +93,7 @@ def test_run_logs_the_loss_that_validation_measures_beside_what_it_minimises(gro
     (tmp_path / "halved.py").write_text(HALVED)
     keys = [f"model.factory={tmp_path}/halved.py:build", "train.steps=1"]
     summary = train(groups, tmp_path / "run", keys=keys)
-    (event,) = (json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()[:1])
+    event = events(tmp_path / "run")[0]
     assert event["loss"] == pytest.approx(losses(alone[0])[0], rel=1e-6)
     assert event["objective"] == pytest.approx(0.5 * event["loss"], rel=1e-6)
     assert summary["train_loss_first"] == summary["train_loss_last"] == event["loss"]
@@ -174,16 +111,16 @@ def test_run_refuses_an_objective_that_is_not_finite(totals, name):
     assert "--resume" in caught.value.fix
 
 
-def test_run_of_two_epochs_in_four_buckets_compiles_each_graph_once(groups_4, tmp_path):
+def test_run_of_two_epochs_in_three_buckets_compiles_each_graph_once(groups_3, tmp_path):
     keys = [*NOISY, "train.global_batch=16", "validation.every=5", "train.steps=22"]
-    summary = train(groups_4, tmp_path / "run", keys=keys)
-    buckets = {split: set(index.bucket_G.tolist()) for split, index in open_group_set(groups_4).splits.items()}
-    assert buckets["train"] == {0, 1, 2, 3}
+    summary = train(groups_3, tmp_path / "run", keys=keys)
+    buckets = {split: set(index.bucket_G.tolist()) for split, index in open_group_set(groups_3).splits.items()}
+    assert buckets["train"] == {0, 1, 2}
     assert summary["compiles"] == len(buckets["train"]) + len(buckets["val"])
     assert (summary["compiles_after_warmup"], summary["host_fallbacks"]) == (0, 0)
-    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    assert events[-1]["step"] == 22
-    assert max(event.get("epoch", 0) for event in events) >= 2
+    logged = events(tmp_path / "run")
+    assert logged[-1]["step"] == 22
+    assert max(event.get("epoch", 0) for event in logged) >= 2
 
 
 def test_run_resumed_equals_the_uninterrupted_one(groups, tmp_path):
@@ -207,8 +144,7 @@ def test_run_with_sharded_state_resumed_without_on_other_ranks_equals_the_uninte
 
 def test_run_dir_that_holds_a_run_is_not_overwritten(groups, alone, tmp_path):
     shutil.copytree(alone[0], tmp_path / "run")
-    refused = command(groups, tmp_path / "run", keys=["train.steps=1"])
-    shown = subprocess.run(refused, capture_output=True, text=True, timeout=120)
+    shown = call("train", *arguments(groups, tmp_path / "run", keys=["train.steps=1"]))
     assert shown.returncode == 2
     assert "this directory holds a run" in shown.stderr
     assert "--resume" in shown.stderr
@@ -223,23 +159,22 @@ def test_run_dir_with_files_of_others_is_left_alone(groups, tmp_path):
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run" / "checkpoints" / "theirs.pt").write_text("theirs")
     (tmp_path / "run" / "config.toml").write_text("theirs = 1")
-    shown = subprocess.run(command(groups, tmp_path / "run"), capture_output=True, text=True, timeout=120)
+    shown = call("train", *arguments(groups, tmp_path / "run"))
     assert shown.returncode == 2
     assert "this directory holds checkpoints, and no run to go on with" in shown.stderr
     assert (tmp_path / "run" / "checkpoints" / "theirs.pt").read_text() == "theirs"
     assert (tmp_path / "run" / "config.toml").read_text() == "theirs = 1"
 
 
-def test_resume_that_is_refused_leaves_the_run_as_it_was(groups, groups_4, alone, tmp_path):
+def test_resume_that_is_refused_leaves_the_run_as_it_was(groups, groups_3, alone, tmp_path):
     shutil.copytree(alone[0], tmp_path / "run")
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     for other, options, what in (
-        (groups_4, ["train.steps=9"], "groups of the conversion"),
+        (groups_3, ["train.steps=9"], "groups of the conversion"),
         (groups, ["train.steps=9", "run.seed=3"], "run.seed: found 3"),
         (groups, ["train.steps=6"], "the run has 6 updates already"),
     ):
-        refused = command(other, tmp_path / "run", "--resume", keys=options)
-        shown = subprocess.run(refused, capture_output=True, text=True, timeout=120)
+        shown = call("train", *arguments(other, tmp_path / "run", "--resume", keys=options))
         assert shown.returncode == 2, shown.stderr
         assert what in shown.stderr
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
@@ -247,8 +182,7 @@ def test_resume_that_is_refused_leaves_the_run_as_it_was(groups, groups_4, alone
 
 def test_run_dir_that_holds_a_run_survives_a_refused_overwrite(alone, tmp_path):
     shutil.copytree(alone[0], tmp_path / "run")
-    refused = command(tmp_path / "nowhere", tmp_path / "run", "--overwrite")
-    shown = subprocess.run(refused, capture_output=True, text=True, timeout=120)
+    shown = call("train", *arguments(tmp_path / "nowhere", tmp_path / "run", "--overwrite"))
     assert shown.returncode == 2
     assert "nowhere" in shown.stderr
     assert losses(tmp_path / "run") == losses(alone[0])
@@ -284,8 +218,7 @@ def test_run_with_a_users_own_model_trains_and_evaluates(groups, tmp_path):
         "options = { width = 12 }\n[train]\nsteps = 4\nglobal_batch = 32\nlog_every = 1\n[validation]\nevery = 4\n"
         "[optimizer]\neps = 1e-6\nrate = { peak = 1e-2, final = 1e-3, warmup_steps = 0, decay_steps = 10 }\n"
     )
-    run = [sys.executable, "-m", "xla_b2t.launch", "--config", str(config), "--json", "--cores", "2"]
-    shown = subprocess.run(run, capture_output=True, text=True, timeout=200)
+    shown = call("train", "--config", config, "--json", "--cores", 2)
     assert shown.returncode == 0, shown.stderr
     summary = json.loads(shown.stdout)
     assert summary["train_loss_last"] < summary["train_loss_first"]
@@ -296,30 +229,23 @@ def test_run_with_a_users_own_model_trains_and_evaluates(groups, tmp_path):
 def test_run_whose_model_reads_the_core_stops_and_names_the_operation(groups, tmp_path):
     model = USERS_MODEL.replace("torch.relu(", "torch.logaddexp(features_BTC.sum(-1, keepdim=True), ")
     (tmp_path / "my_model.py").write_text(model)
-    keys = [f"model.factory={tmp_path}/my_model.py:build", "model.options={ width = 12 }"]
+    keys = [f"model.factory={tmp_path}/my_model.py:build", "model.options={ width = 12 }", f"run.dir={tmp_path}/run"]
     config = tmp_path / "own.toml"
     config.write_text(f'[data]\ndir = "{groups}"\n[validation]\nevery = 0\n')
-    run = [sys.executable, "-m", "xla_b2t.launch", "--config", str(config), "--set", f"run.dir={tmp_path}/run"]
-    shown = subprocess.run(
-        [*run, *(option for key in keys for option in ("--set", key))], capture_output=True, text=True, timeout=200
-    )
+    shown = call("train", "--no-preflight", "--config", config, *(option for key in keys for option in ("--set", key)))
     assert shown.returncode == 2, shown.stderr
     assert "aten::logaddexp" in shown.stderr
     assert "my_model.py:" in shown.stderr
     assert "--allow-recompile" in shown.stderr
 
 
-def test_run_evaluated_again_gives_the_same_rate_on_any_number_of_ranks(groups_4, tmp_path):
+def test_run_evaluated_again_gives_the_same_rate_on_any_number_of_ranks(groups_3, tmp_path):
     keys = ["train.steps=3", "validation.every=3"]
-    summary = train(groups_4, tmp_path / "run", cores=2, keys=keys)
+    summary = train(groups_3, tmp_path / "run", cores=2, keys=keys)
     results = []
-    for cores in ("1", "3"):
+    for cores in (1, 3):
         output = tmp_path / f"{cores}.jsonl"
-        shown = subprocess.run(
-            [sys.executable, "-m", "xla_b2t", "evaluate", str(tmp_path / "run"), "--json", "--cores", cores]
-            + ["--output", str(output)],
-            capture_output=True, text=True, timeout=200,
-        )  # fmt: skip
+        shown = call("evaluate", tmp_path / "run", "--json", "--cores", cores, "--output", output)
         assert shown.returncode == 0, shown.stderr
         results.append(json.loads(shown.stdout))
     assert results[0]["per"] == results[1]["per"] == pytest.approx(summary["best_val_per"], abs=1e-9)
@@ -328,45 +254,40 @@ def test_run_evaluated_again_gives_the_same_rate_on_any_number_of_ranks(groups_4
 
 
 def test_evaluate_of_test_split_writes_sequences_without_labels(groups, alone, tmp_path):
-    shown = subprocess.run(
-        [sys.executable, "-m", "xla_b2t", "evaluate", str(alone[0]), "--split", "test"]
-        + ["--checkpoint", "latest", "--output", str(tmp_path / "out" / "test.jsonl")],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    output = tmp_path / "out" / "test.jsonl"
+    shown = call("evaluate", alone[0], "--split", "test", "--checkpoint", "latest", "--output", output)
     assert shown.returncode == 0, shown.stderr
-    lines = [json.loads(line) for line in (tmp_path / "out" / "test.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
     num_trials = int(open_group_set(groups).splits["test"].num_valid_G.sum())
     assert len(lines) == len({line["trial"] for line in lines}) == num_trials > 0
     assert all(line["reference"] is None and isinstance(line["phonemes"], list) for line in lines)
 
 
 def test_evaluate_with_a_head_that_the_model_lacks_says_so(alone):
-    command = [sys.executable, "-m", "xla_b2t", "evaluate", str(alone[0]), "--checkpoint", "latest", "--head", "loud"]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    shown = call("evaluate", alone[0], "--checkpoint", "latest", "--head", "loud")
     assert shown.returncode == 2, shown.stderr
     assert "there is no auxiliary head 'loud'; known: none" in shown.stderr
     assert "where: forward of GruDecoder" in shown.stderr
     assert "fix:   leave --head away" in shown.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_run_interrupted_leaves_no_rank_and_says_where_to_go_on(groups, tmp_path, number):
-    parent = subprocess.Popen(
-        command(groups, tmp_path / "run", cores=3, keys=["train.steps=100000", "train.checkpoint_every=2"]),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+def test_run_interrupted_leaves_no_rank_and_says_where_to_go_on(groups, tmp_path):
+    # That every signal ends every rank is shown in tests/xla/test_spawn.py.
+    words = arguments(groups, tmp_path / "run", cores=3, keys=["train.steps=100000", "train.checkpoint_every=2"])
+    command = [sys.executable, "-m", "xla_b2t.launch", *words]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 120
     while not (tmp_path / "run" / "checkpoints" / "manifest.json").exists() and time.monotonic() < until:
         time.sleep(0.2)
     ranks = [pid for pid in _pids_with("forkserver") if str(parent.pid) in _ancestors(pid)]
     assert len(ranks) >= 3
     began = time.monotonic()
-    parent.send_signal(number)
+    parent.send_signal(signal.SIGINT)
     _, shown = parent.communicate(timeout=60)
     assert time.monotonic() - began < 60
-    assert parent.returncode == 128 + number
+    assert parent.returncode == 130
     last = shown.strip().splitlines()[-1]
-    assert f"interrupted by {signal.Signals(number).name}" in last and "--resume" in last
+    assert "interrupted by SIGINT" in last and "--resume" in last
     until = time.monotonic() + 5
     while any(_is_running(pid) for pid in ranks) and time.monotonic() < until:
         time.sleep(0.1)
@@ -376,7 +297,7 @@ def test_run_interrupted_leaves_no_rank_and_says_where_to_go_on(groups, tmp_path
 
 
 def test_run_with_fewer_groups_than_ranks_says_how_many_are_needed(groups, tmp_path):
-    shown = subprocess.run(command(groups, tmp_path / "run", cores=11), capture_output=True, text=True, timeout=120)
+    shown = call("train", *arguments(groups, tmp_path / "run", cores=11))
     assert shown.returncode == 2
     assert "at least 11" in shown.stderr and "fewer --cores" in shown.stderr
 
@@ -387,7 +308,7 @@ def test_run_with_damaged_group_names_file_and_group(groups, tmp_path):
     content = bytearray((copy / "train.h5").read_bytes())
     content[len(content) // 2] ^= 255
     (copy / "train.h5").write_bytes(content)
-    shown = subprocess.run(command(copy, tmp_path / "run", cores=2), capture_output=True, text=True, timeout=120)
+    shown = call("train", *arguments(copy, tmp_path / "run", cores=2))
     assert shown.returncode == 2, shown.stderr
     assert "checksum" in shown.stderr and "train.h5:/groups/" in shown.stderr
 

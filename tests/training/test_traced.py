@@ -1,5 +1,6 @@
-"""The training step as a program for eight TPU cores, traced in a process of its own."""
+"""The training step as a program for eight TPU cores, traced in processes of its own."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,37 +12,58 @@ from xla_b2t.xla.trace_environment import ENVIRONMENT
 pytest.importorskip("jax", reason="reads HLO, and writes kernels; JAX has wheels for CPython 3.11 and 3.12")
 
 TRACE = """
+import json
+import multiprocessing
 import sys
 import torch
+import torch_xla
 from jaxlib import _jax
 from xla_b2t import config as configuration
 from xla_b2t.models.build import build_model
 from xla_b2t.models.protocol import Sizes
 from xla_b2t.training.traced import blank_batch, trace_train_step
 
-config = configuration.load(None, sys.argv[1:])
-with torch.device("meta"):
-    model = build_model(config.model, Sizes(16, 3, 41))
-program = trace_train_step(model, 41, config, 8, blank_batch(8, 60, 16, 10))
-print(len(list(model.parameters())))
-print(_jax.XlaComputation(program).as_hlo_text())
+def trace(overrides):
+    config = configuration.load(None, overrides)
+    with torch.device("meta"):
+        model = build_model(config.model, Sizes(16, 3, 41))
+    try:
+        program = trace_train_step(model, 41, config, 8, blank_batch(8, 60, 16, 10))
+    except AssertionError as error:
+        return str(error)
+    return len(list(model.parameters())), _jax.XlaComputation(program).as_hlo_text()
+
+with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
+    print(json.dumps(pool.map(trace, json.loads(sys.argv[1]), chunksize=1)))
 """
 
 BASELINE = ["model.options.hidden=128", "model.options.layers=2", "model.options.patch_bins=4"]
 THREE = ["model.name=noise_split", *BASELINE[::2]]
 
 
-def traced(*overrides):
-    """The number of parameters, and the program."""
-    command = [sys.executable, "-c", TRACE, *overrides]
+WAYS = {
+    "baseline": BASELINE,
+    "without kernels": [*BASELINE, "model.options.kernel=false"],
+    "three networks, sharded": [*THREE, "optimizer.sharded=true"],
+    "accumulation": [*BASELINE, "train.accumulation=2"],
+}
+
+
+@pytest.fixture(scope="module")
+def traced():
+    """For each way the number of parameters and the program, or the refusal.
+
+    A process can trace one program only, and to load torch_xla takes longer than to trace: it is loaded once, and each
+    way has a process that is forked then, before the runtime starts.
+    """
+    command = [sys.executable, "-c", TRACE, json.dumps(list(WAYS.values()))]
     done = subprocess.run(command, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    count, _, text = done.stdout.partition("\n")
-    return int(count), text
+    return dict(zip(WAYS, json.loads(done.stdout), strict=True))
 
 
-def test_traced_step_donates_its_state_reduces_and_runs_kernels():
-    num_parameters, text = traced(*BASELINE)
+def test_traced_step_donates_its_state_reduces_and_runs_kernels(traced):
+    num_parameters, text = traced["baseline"]
     header = text.partition("\n")[0]
     assert header.count("may-alias") == 4 * num_parameters + 1  # weights, masters, two moments, and the totals
     assert "replica_groups={{0,1,2,3,4,5,6,7}}" in text
@@ -50,22 +72,20 @@ def test_traced_step_donates_its_state_reduces_and_runs_kernels():
     assert "f64[" not in text
 
 
-def test_traced_step_without_kernels_has_the_loops_of_a_tpu():
-    _, text = traced(*BASELINE, "model.options.kernel=false")
+def test_traced_step_without_kernels_has_the_loops_of_a_tpu(traced):
+    _, text = traced["without kernels"]
     assert "tpu_custom_call" not in text
     assert text.count(" while(") == 5
     assert "u16[" not in text  # what XLA:CPU needs in place of bfloat16
 
 
-def test_traced_step_of_three_networks_with_shared_state_scatters_and_gathers():
-    num_parameters, text = traced(*THREE, "optimizer.sharded=true")
+def test_traced_step_of_three_networks_with_shared_state_scatters_and_gathers(traced):
+    num_parameters, text = traced["three networks, sharded"]
     assert text.partition("\n")[0].count("may-alias") == 4 * num_parameters + 1
     assert "reduce-scatter(" in text
     assert "all-gather(" in text
     assert "f64[" not in text
 
 
-def test_traced_step_with_accumulation_is_refused():
-    command = [sys.executable, "-c", TRACE, *BASELINE, "train.accumulation=2"]
-    done = subprocess.run(command, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, check=False)
-    assert "with accumulation an update is two programs" in done.stderr
+def test_traced_step_with_accumulation_is_refused(traced):
+    assert traced["accumulation"] == "with accumulation an update is two programs"

@@ -1,6 +1,5 @@
 """The reduction inside the graph and the one between processes compute the same training."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,46 +8,63 @@ import numpy as np
 import pytest
 import torch
 
-from xla_b2t.training.checkpoint import CheckpointFolder, load_file
-
 sys.path.insert(0, str(Path(__file__).parent))
-from test_run import make_groups, train
+from whole_runs import losses, make_groups, state, train
+
+KEYS = ["train.steps=4", "optimizer.clip_norm=0.5"]
+WAYS = {
+    (accumulation, sharded): [f"train.accumulation={accumulation}", f"optimizer.sharded={str(sharded).lower()}"]
+    for accumulation in (1, 2)
+    for sharded in (False, True)
+}
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize("sharded", [False, True])
-def test_graph_world_of_threads_trains_like_processes_and_like_one_rank(tmp_path, accumulation, sharded):
-    groups = make_groups(tmp_path, num_buckets=1)
-    keys = ["train.steps=4", "optimizer.clip_norm=0.5", f"train.accumulation={accumulation}"]
-    more = ["optimizer.sharded=true"] if sharded else []
-    losses, states = {}, {}
-    for name, cores in (("alone", 1), ("processes", 4)):
-        train(groups, tmp_path / name, cores=cores, keys=[*keys, *(more if cores > 1 else [])])
-        events = [json.loads(line) for line in (tmp_path / name / "events.jsonl").read_text().splitlines()]
-        losses[name] = [event["loss"] for event in events if event["kind"] == "train"]
-        states[name] = vars(load_file(CheckpointFolder(tmp_path / name).find("latest")[0]).state)
-    threads = train_threads(tmp_path / "alone" / "config.toml", tmp_path / "threads.pt", more)
-    for rank in threads:
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Groups, and the run directory of a training on them with one rank."""
+    folder = tmp_path_factory.mktemp("worlds")
+    groups = make_groups(folder, num_buckets=1)
+    train(groups, folder / "alone", keys=KEYS)
+    return groups, folder / "alone"
+
+
+@pytest.fixture(scope="module")
+def threads(alone, tmp_path_factory):
+    """What each of four ranks found that were threads of one process, for each way to train."""
+    output = tmp_path_factory.mktemp("threads") / "found.pt"
+    script = Path(__file__).parent / "thread_ranks.py"
+    command = [sys.executable, script, alone[1] / "config.toml", "4", output, *map(" ".join, WAYS.values())]
+    subprocess.run(command, check=True, timeout=240)
+    return dict(zip(WAYS, torch.load(output, weights_only=True), strict=True))
+
+
+@pytest.mark.parametrize(("accumulation", "sharded"), WAYS)
+def test_graph_world_of_threads_trains_like_processes_and_like_one_rank(
+    alone, threads, tmp_path, accumulation, sharded
+):
+    groups, one_rank = alone
+    ranks = threads[accumulation, sharded]
+    first = ranks[0]
+    for rank in ranks:
         # One graph for a bucket, and with accumulation one more to apply; none again, none that another rank compiled.
         assert rank["counts"] == (accumulation, 0, 0)
-        assert rank["losses"] == threads[0]["losses"]
+        assert rank["losses"] == first["losses"]
         for when in ("initial", "final"):
             for parameter, weight in rank[when].items():
-                assert torch.equal(weight, threads[0][when][parameter]), parameter
-    losses["threads"], states["threads"] = threads[0]["losses"], threads[0]["state"]
-    num_values = 3 * sum(weight.numel() for weight in states["alone"]["weights"].values())
-    assert [round(num_values / rank["held"], 1) for rank in threads] == [4 if sharded else 1] * 4
-    for name in ("processes", "threads"):
-        np.testing.assert_allclose(losses[name], losses["alone"], rtol=2e-5)
+                assert torch.equal(weight, first[when][parameter]), parameter
+    expected = vars(state(one_rank))
+    num_values = 3 * sum(weight.numel() for weight in expected["weights"].values())
+    assert [round(num_values / rank["held"], 1) for rank in ranks] == [4 if sharded else 1] * 4
+
+    train(groups, tmp_path / "processes", cores=2, keys=[*KEYS, *WAYS[accumulation, sharded]])
+    found = {
+        "processes": (losses(tmp_path / "processes"), vars(state(tmp_path / "processes"))),
+        "threads": (first["losses"], first["state"]),
+    }
+    for course, ended_as in found.values():
+        np.testing.assert_allclose(course, losses(one_rank), rtol=2e-5)
         for part in ("weights", "moment1", "moment2"):
-            for parameter, tensor in states["alone"][part].items():
+            for parameter, tensor in expected[part].items():
                 np.testing.assert_allclose(
-                    states[name][part][parameter], tensor, rtol=1e-3, atol=2e-5, err_msg=f"{part} of {parameter}"
+                    ended_as[part][parameter], tensor, rtol=1e-3, atol=2e-5, err_msg=f"{part} of {parameter}"
                 )
-
-
-def train_threads(config, output, keys):
-    """What each of four ranks found that were threads of one process."""
-    script = Path(__file__).parent / "thread_ranks.py"
-    subprocess.run([sys.executable, str(script), str(config), "4", str(output), *keys], check=True, timeout=240)
-    return torch.load(output, weights_only=True)

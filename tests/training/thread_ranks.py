@@ -3,7 +3,8 @@
 The threads stand in for the cores of a TPU host. On the CPU client of XLA their collectives meet only if the threads
 trace and start each step one after the other, and if the client runs what it is given at once and has enough threads.
 
-Usage: thread_ranks.py CONFIG NUM_RANKS OUTPUT [KEY=VALUE ...]. OUTPUT gets a list: what each rank found.
+Usage: thread_ranks.py CONFIG NUM_RANKS OUTPUT [KEYS ...]. Each KEYS, such as "optimizer.sharded=true train.steps=4", is
+a training of its own, one after the other. OUTPUT gets a list for each: what each rank found.
 """
 
 import os
@@ -35,7 +36,7 @@ from xla_b2t.xla.device import to_device, to_host
 from xla_b2t.xla.feed import DeviceBatch, as_tensors
 
 one_at_a_time = threading.Lock()
-found = {}
+results = []
 
 
 class InTurn(CompileGuard):
@@ -65,8 +66,16 @@ def may_compile_in_turn():
         yield
 
 
-def run_rank(ordinal, config, output):
-    """One rank."""
+def run_rank(ordinal, configs, output):
+    """One rank, through all trainings."""
+    for number, config in enumerate(configs):
+        train(ordinal, config, results[number])
+    if ordinal == 0:
+        torch.save([[found[rank] for rank in sorted(found)] for found in results], output)
+
+
+def train(ordinal, config, found):
+    """One rank in one training; what it found goes into `found`."""
     group_set = open_group_set(config.data.dir)
     world = InStep()
     assert (world.rank, world.size) == (ordinal, int(sys.argv[2]))
@@ -92,8 +101,6 @@ def run_rank(ordinal, config, output):
     assert (state is None) == (world.rank != 0)
     found[ordinal] |= {"state": state and vars(state)}
     everyone.wait()
-    if world.rank == 0:
-        torch.save([found[rank] for rank in range(world.size)], output)
 
 
 def parameters(model):
@@ -107,5 +114,7 @@ if __name__ == "__main__":
     everyone = threading.Barrier(int(sys.argv[2]))
     assert torch_xla.runtime.device_type() == "CPU"
     # What each process of `xmp.spawn` does with its devices.
-    target = pjrt._SpawnFn(run_rank, configuration.load(sys.argv[1], sys.argv[4:]), sys.argv[3])
+    configs = [configuration.load(sys.argv[1], keys.split()) for keys in sys.argv[4:]]
+    results += [{} for _ in configs]
+    target = pjrt._SpawnFn(run_rank, configs, sys.argv[3])
     pjrt._run_thread_per_device(0, 1, target, pjrt.initialize_multiprocess)
