@@ -16,7 +16,7 @@ SMALLER = {
     "prebatch": ["--buckets", "1"],
     "audit-dtypes": ["--cores", "1", "--set", "train.global_batch=16"],
     "train": [
-        *("--cores", "1"),
+        *("--cores", "1", "--no-preflight"),
         *("--set", "train.steps=4", "--set", "train.global_batch=16", "--set", "train.log_every=2"),
         *("--set", "validation.every=4", "--set", "model.options.hidden=16", "--set", "model.options.layers=1"),
     ],

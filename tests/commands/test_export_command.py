@@ -23,7 +23,7 @@ def folder(small_groups, tmp_path_factory):
     """Groups, and a run of two updates on them."""
     folder = tmp_path_factory.mktemp("export")
     (folder / "groups").symlink_to(small_groups)
-    assert cli.main(["train", "--json", *options(folder, "run")]) == 0
+    assert cli.main(["train", "--json", "--no-preflight", *options(folder, "run")]) == 0
     return folder
 
 
@@ -73,14 +73,16 @@ def test_export_then_evaluate_and_begin_from_it_keep_the_weights(folder, capsys)
         assert results[0][key] == results[1][key], key
 
     first = ["train.steps=1", "validation.every=0"]
-    assert cli.main(["train", "--json", *options(folder, "next", f"train.init_from={out}", *first)]) == 0
+    assert (
+        cli.main(["train", "--json", "--no-preflight", *options(folder, "next", f"train.init_from={out}", *first)]) == 0
+    )
     before, after = weights(folder, "run"), weights(folder, "next")
     assert all(torch.equal(before[name], after[name]) for name in before), "the rate of the first update is 0"
 
     # Going on with the run does not need what it began with.
     (out / "checkpoint/best_checkpoint").unlink()
     going_on = options(folder, "next", f"train.init_from={out}", "validation.every=0")
-    assert cli.main(["train", "--json", "--resume", *going_on]) == 0
+    assert cli.main(["train", "--json", "--no-preflight", "--resume", *going_on]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["resumed_from"] == 1
 
 
