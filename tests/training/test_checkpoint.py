@@ -90,7 +90,7 @@ def test_find_when_all_are_damaged_says_so(tmp_path):
 def test_find_without_checkpoint_says_to_train(tmp_path):
     with pytest.raises(UserError) as caught:
         CheckpointFolder(tmp_path).find("best")
-    assert "no checkpoint yet" in caught.value.what and "train first" in caught.value.fix
+    assert "no checkpoint yet" in caught.value.what and "a run that has saved one" in caught.value.fix
 
 
 def test_load_file_that_is_foreign_is_refused(tmp_path):

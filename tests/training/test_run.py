@@ -103,12 +103,14 @@ def test_run_logs_the_loss_that_validation_measures_beside_what_it_minimises(gro
     ("totals", "name"),
     [(Totals(math.nan, 1, 1, 1, 1), "loss is nan"), (Totals(1, 1, 1, math.inf, 1), "norm of the gradient is inf")],
 )
-def test_run_refuses_an_objective_that_is_not_finite(totals, name):
+@pytest.mark.parametrize("can_go_on", [True, False])
+def test_run_refuses_an_objective_that_is_not_finite(totals, name, can_go_on):
     with pytest.raises(UserError) as caught:
-        _refuse_not_finite(totals, 7, "runs/a")
+        _refuse_not_finite(totals, 7, "runs/a", can_go_on)
     assert caught.value.what == f"the {name}, on average over the 1 updates up to step 7"
     assert caught.value.where == "runs/a/events.jsonl"
-    assert "--resume" in caught.value.fix
+    assert ("--resume" in caught.value.fix) == can_go_on
+    assert "begin anew with a lower optimizer.rate.peak" in caught.value.fix
 
 
 def test_run_of_two_epochs_in_three_buckets_compiles_each_graph_once(groups_3, tmp_path):

@@ -167,7 +167,7 @@ class _Run:
         began = time.monotonic()
         totals = self.step.totals()
         self.clock.wait(time.monotonic() - began)
-        _refuse_not_finite(totals, self.step_number, self.config.run.dir)
+        _refuse_not_finite(totals, self.step_number, self.config.run.dir, self.folder.exists())
         self.course.log(totals.mean_loss)
         if self.events and self.progress:
             self.progress.update(self.step_number, totals.mean_loss, self.clock.trials_per_second)
@@ -237,11 +237,12 @@ class _Run:
         write_summary(self.config.run.dir, summary)
 
 
-def _refuse_not_finite(totals: Totals, step: int, run_dir: str) -> None:
+def _refuse_not_finite(totals: Totals, step: int, run_dir: str, can_go_on: bool) -> None:
+    anew = "begin anew with a lower optimizer.rate.peak"
     for name, value in (("loss", totals.mean_objective), ("norm of the gradient", totals.mean_norm)):
         if not math.isfinite(value):
             raise UserError(
                 f"the {name} is {value}, on average over the {totals.updates:.0f} updates up to step {step}",
                 f"{run_dir}/events.jsonl",
-                "go on from the last checkpoint with --resume, or begin anew with a lower optimizer.rate.peak",
+                f"go on from the last checkpoint with --resume, or {anew}" if can_go_on else anew,
             )

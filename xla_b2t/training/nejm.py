@@ -102,7 +102,11 @@ def export(checkpoint: Checkpoint, out: Path, where: str, overwrite: bool) -> li
             fix = "give another --out, or --overwrite to replace what is there"
             raise UserError(f"there {what} already", str(there), fix)
     settings = msgspec.to_builtins(_args_of(checkpoint, config))
-    values = {STATE: to_nejm(checkpoint.state.weights | checkpoint.state.fixed), "val_PER": checkpoint.val_per}
+    values = {
+        STATE: to_nejm(checkpoint.state.weights | checkpoint.state.fixed),
+        "val_PER": checkpoint.val_per,
+        "scheduler_state_dict": {"last_epoch": checkpoint.step},
+    }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # The settings take their place before the weights do, and weights must never lie beside another order of days:
