@@ -29,7 +29,7 @@ class DtypeError(TypeError):
     """Tensors of several dtypes where a model needs one. The audit says where; untraced it is a fault of the model."""
 
 
-def line_of(error: Exception, file: Path) -> str:
+def line_of(error: BaseException, file: Path) -> str:
     """The innermost line of the user's file on the way to its error; the file alone where none is known."""
     if isinstance(error, SyntaxError) and error.lineno and error.filename and Path(error.filename) == file.absolute():
         return f"{file}:{error.lineno}"

@@ -7,6 +7,7 @@ with it. What was found until then, and the line of the operation at hand, are k
 
 import os
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import msgspec
 from xla_b2t import config as configuration
 from xla_b2t.audit import stored
 from xla_b2t.audit.construction import construct
-from xla_b2t.audit.findings import Finding, Report
+from xla_b2t.audit.findings import Finding, Report, finding_of
 from xla_b2t.audit.rehearsal import Shapes, rehearse
 from xla_b2t.config import Config
 from xla_b2t.data.batch_plan import plan_batches
@@ -37,17 +38,18 @@ class Task:
 def look(config: Config, num_ranks: int, folder: Path) -> Report:
     """Looks at every tensor, operation and graph of a run.
 
-    Where the groups cannot be opened or the model cannot be made there is nothing to look at: those are findings of
-    the look at the numbers, which happens meanwhile.
+    Where the groups cannot be opened or the model cannot be made there is nothing to look at; that is the one finding.
     """
     try:
         shapes = run_shapes(config, num_ranks)
         made = construct(config.model, shapes.sizes)
-    except UserError:
-        return Report(())
+    except UserError as error:
+        return Report((finding_of(error, "model"),))
     arrived = stored.arrival(made, config)
     parameters, buffers = len(list(made.model.parameters())), len(list(made.model.buffers()))
     allowed = stored.exceptions(made.model, config)
+    if any(finding.kind in ("lazy", "compiled") for finding in arrived):  # no step of these can be traced
+        return Report(tuple(arrived), {"parameters": parameters, "buffers": buffers}, allowed)
     with open(folder / "line.txt", "wb", buffering=0) as file:
 
         def note(line: str, findings: list[Finding] | None) -> None:
@@ -61,10 +63,17 @@ def look(config: Config, num_ranks: int, folder: Path) -> Report:
 
 
 def run_shapes(config: Config, num_ranks: int) -> Shapes:
-    """The shapes of a run from its groups' metadata; errors as of `open_group_set` and `plan_batches`."""
+    """The shapes of a run from its groups' metadata; a group for a batch, where the configuration's cannot be had.
+
+    Raises:
+        UserError: as of `open_group_set`.
+    """
     group_set = open_group_set(config.data.dir)
-    plan = plan_batches(config, group_set.group_size, num_ranks)
     sizes = Sizes(group_set.num_features, len(group_set.sessions), group_set.num_classes)
+    try:
+        plan = plan_batches(config, group_set.group_size, num_ranks)
+    except UserError:  # a finding of the look at the numbers; the model can be looked at all the same
+        return Shapes(sizes, group_set.buckets, num_ranks, group_set.group_size, group_set.group_size)
     validation_trials = plan.groups_per_validation_slot * group_set.group_size
     return Shapes(sizes, group_set.buckets, num_ranks, plan.batch_size, validation_trials)
 
@@ -80,12 +89,18 @@ def told_once(earlier: list[Finding], later: list[Finding]) -> list[Finding]:
     ]
 
 
-def main(folder: Path) -> None:
-    """Reads the task, looks, writes the report."""
+def main(folder: Path, parents_pipe: int) -> None:
+    """Reads the task, looks, writes the report; ends when the other end of a pipe is closed, so with its parent."""
+    threading.Thread(target=_follow, args=(parents_pipe,), daemon=True).start()
     task = msgspec.json.decode((folder / "task.json").read_bytes(), type=Task)
     report = look(configuration.loads(task.config, "config"), task.num_ranks, folder)
     (folder / "report.json").write_bytes(msgspec.json.encode(report))
 
 
+def _follow(parents_pipe: int) -> None:
+    os.read(parents_pipe, 1)  # nothing is ever written to it
+    os._exit(1)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
@@ -25,14 +26,16 @@ class Construction:
 
     Attributes:
         model: on the `meta` device, or on the CPU where its maker needs values.
-        lines: `file:line` by the module's id and the name of the parameter, buffer or attribute.
+        lines: `file:line` by the module's id and the name of the parameter, buffer, submodule or attribute.
+        changed: what of torch's own defaults was changed on the way, in words; they are as they were.
     """
 
     model: nn.Module
     lines: dict[tuple[int, str], str]
+    changed: tuple[str, ...] = ()
 
     def line_of(self, name: str) -> str:
-        """Where a parameter or buffer was registered, by its name in the model."""
+        """Where a parameter, buffer or submodule was registered, by its name in the model."""
         return self.lines.get(self._key(name), "")
 
     def order_of(self, name: str) -> int:
@@ -63,8 +66,14 @@ def construct(config: ModelConfig, sizes: Sizes) -> Construction:
         for register in (
             hooks.register_module_parameter_registration_hook,
             hooks.register_module_buffer_registration_hook,
+            hooks.register_module_module_registration_hook,
         ):
             stack.callback(register(note).remove)
         stack.enter_context(mock.patch.object(nn.Module, "__setattr__", set_attribute))
+        before = torch.get_default_dtype(), torch.get_default_device()
         model = build_without_weights(config, sizes)
-    return Construction(model, lines)
+        after = torch.get_default_dtype(), torch.get_default_device()
+        torch.set_default_dtype(before[0])
+        if after[1] != before[1]:
+            torch.set_default_device(before[1])
+    return Construction(model, lines, tuple(f"{new}" for old, new in zip(before, after, strict=True) if old != new))

@@ -91,7 +91,7 @@ def unexpected(func: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[st
 
 def _fallback(name: str, value: Any) -> Escape:
     found = f"{name} has no lowering for XLA and would run on the host"
-    fix = "write it with operations that torch_xla lowers (logaddexp: maximum, exp and log)"
+    fix = _WAYS_OUT.get(name, "write it with operations that torch_xla lowers")
     return Escape("host-fallback", found, "an operation of the core", fix, value)
 
 
@@ -99,6 +99,16 @@ def _shape_follows_values(name: str, func: torch._ops.OpOverload, args: Sequence
     if name in ("index", "_unsafe_index", "index_put", "index_put_"):
         return any(isinstance(x, Tensor) and x.dtype in (torch.bool, torch.uint8) for x in args[1])
     return torch.Tag.dynamic_output_shape in func.tags
+
+
+_WAYS_OUT = {
+    "logaddexp": "use the maximum, plus the log of the sum of exp of what is left",
+    "glu_backward": "split by chunk(2, dim) and multiply by a sigmoid",
+    "_weight_norm_interface": "leave weight_norm away",
+    "_ctc_loss": "return the scores as an AuxiliaryHead: the trainer has a CTC loss in the graph",
+    "_pack_padded_sequence": "give the recurrence the padded sequence, and mask what comes out",
+    "_embedding_sparse_backward": "leave sparse=True away",
+}
 
 
 @cache

@@ -5,6 +5,7 @@ metadata of the groups and of a checkpoint, and builds the model without weights
 What cannot be told because something before it is wrong is left out.
 """
 
+import difflib
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -111,7 +112,10 @@ def splits(config: Config, group_set: GroupSet) -> list[Finding]:
     for name in _asked(config):
         or_none = "" if name == "train" else ", or set validation.every=0"
         if name not in group_set.splits:
-            found.append(Finding("split", name, group_set.folder, here, name, fix + or_none))
+            near = difflib.get_close_matches(name, group_set.splits, n=1)
+            where = f"{_CONFIGURATION}validation.split" if name != "train" else group_set.folder
+            said = f"did you mean {near[0]}?" if near and name != "train" else fix + or_none
+            found.append(Finding("split", name, where, f"no such split in {group_set.folder}", f"one of {here}", said))
         elif not group_set.splits[name].labelled:
             found.append(Finding("split", name, group_set.splits[name].path, "no labels", "labels", fix + or_none))
     return found

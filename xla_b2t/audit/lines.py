@@ -42,6 +42,12 @@ def is_users(file: str) -> bool:
     return _owner(file) == _USERS
 
 
+def is_trainers(line: str) -> bool:
+    """Whether a `file:line` is of the trainer's own files, which no user wrote."""
+    file = line.rpartition(":")[0]
+    return bool(file) and _owner(str(Path(file).absolute())) == _TRAINERS
+
+
 def line_here() -> str:
     """The line that is being run: the innermost one of the user's files; failing that of another package, and then of
     the trainer. "" where there is none."""

@@ -12,8 +12,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from xla_b2t.audit.resume import Resumed
 
 _LIMIT_SECONDS = 600
+_NOTHING_TO_LOOK_AT = "model"
+"""The kind of finding of a process that could open no groups or make no model."""
 
 
 def preflight(
@@ -54,18 +58,52 @@ def preflight(
         folder = Path(name)
         task = {"config": configuration.dumps(config), "num_ranks": num_ranks}
         (folder / "task.json").write_bytes(msgspec.json.encode(task))
-        command = [sys.executable, "-m", "xla_b2t.audit.child", name]
-        with open(folder / "log.txt", "wb") as log:
-            child = subprocess.Popen(command, env={**os.environ, **ENVIRONMENT}, stdout=log, stderr=log)
-        try:
+        with _child(folder) as child:
             from xla_b2t.audit.inventory import numbers
 
             findings = numbers(config, num_ranks, resumed, given)
             report = _report(child, folder, config)
-        finally:
-            child.kill()
-            child.wait()
-    return Report((*findings, *report.findings), report.checked, report.exceptions, round(time.monotonic() - began, 2))
+    # What keeps the other process from looking is, as a rule, what was found here.
+    others = [finding for finding in report.findings if not (findings and finding.kind == _NOTHING_TO_LOOK_AT)]
+    seconds = round(time.monotonic() - began, 2)
+    return Report((*findings, *others), report.checked, report.exceptions, seconds)
+
+
+@contextmanager
+def _child(folder: Path) -> Iterator[subprocess.Popen]:
+    """The other process; it is gone when this ends, and when this process ends, however it does."""
+    theirs, ours = os.pipe()
+    command = [sys.executable, "-m", "xla_b2t.audit.child", str(folder), str(theirs)]
+    environment = {**os.environ, **ENVIRONMENT}
+    with open(folder / "log.txt", "wb") as log:
+        child = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs]
+        )
+    os.close(theirs)
+    try:
+        with _ended_by_sigterm():
+            yield child
+    finally:
+        child.kill()
+        child.wait()
+        os.close(ours)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Meanwhile SIGTERM ends this process as an exception does, with everything tidied up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _report(child: subprocess.Popen, folder: Path, config: Config) -> Report:

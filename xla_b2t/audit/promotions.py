@@ -189,6 +189,8 @@ class Promotions:
             self._add("promotion", origin.what, origin.line, origin.at, f"float32, {origin.what}, which {how}", fix)
             return
         fix = f"leave the cast away, or end it with .to(x.dtype) before {line}"
+        if origin.line == line and operation and origin.call and origin.call == operation.call:
+            fix = f"the cast is within a function of PyTorch: write that out in the dtype of the features, {line}"
         name = operation.title if operation else "output"
         self._add("cast", name, origin.line, origin.at, f"{origin.what} cast to float32, which {how}", fix)
 

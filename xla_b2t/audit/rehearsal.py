@@ -15,11 +15,11 @@ from torch import nn
 from xla_b2t.audit import lowered
 from xla_b2t.audit.construction import Construction
 from xla_b2t.audit.findings import Collected, Finding
-from xla_b2t.audit.lines import line_of_function, line_of_traceback
+from xla_b2t.audit.lines import is_trainers, line_of_function, line_of_traceback
 from xla_b2t.audit.promotions import Promotions
 from xla_b2t.audit.step_rules import StepRules
 from xla_b2t.audit.stored import inputs, optimizer_state
-from xla_b2t.audit.watch import Watch
+from xla_b2t.audit.watch import LARGEST_STEP, TooLarge, Watch
 from xla_b2t.config import Config
 from xla_b2t.data.groups import Bucket
 from xla_b2t.errors import DtypeError, UserError
@@ -28,8 +28,9 @@ from xla_b2t.models.policy import DTYPES, kept_exception
 from xla_b2t.models.protocol import Sizes
 from xla_b2t.training.traced import TracedRun, blank_batch, traced_run
 from xla_b2t.xla.device import to_device
-from xla_b2t.xla.trace import as_rank, computed, hlo_text, placeholders
+from xla_b2t.xla.trace import as_rank, computed, handles, hlo_text, placeholders
 
+_LONGEST_MESSAGE = 300
 Note = Callable[[str, list[Finding] | None], None]
 
 
@@ -170,11 +171,16 @@ class _Rehearsal:
         forward = line_of_function(model.forward)
         lost = [slot.name for slot in slots if slot.parameter.grad is None]
         line = self._watch.failed_at or line_of_traceback(error.__traceback__)
-        if isinstance(error, DtypeError):
+        line = forward if is_trainers(line) else line
+        if isinstance(error, TooLarge):
+            fix = "let xla_b2t.xla.scan.scan run the loop over time: its graph is the same at every length"
+            found = f"more than {LARGEST_STEP:,} operations in one step, most of them of this line"
+            yield Finding("size", "step", error.line, found, f"at most {LARGEST_STEP:,}", fix)
+        elif isinstance(error, DtypeError):
             yield Finding("carry", "recurrence", line, str(error), "one dtype", f"bring it there: .to(x.dtype), {line}")
         elif isinstance(error, UserError) and 0 < len(lost) < len(slots):
             # What was replaced or left out by a made-up value says nothing of its own.
-            is_explained = self._watch.went_on or "optimizer" in self._collected.kinds()
+            is_explained = self._watch.went_on or not self._collected.kinds().isdisjoint(("optimizer", "host-random"))
             for name in lost if not is_explained else ():
                 found, fix = (
                     "no gradient: the loss does not depend on it",
@@ -187,7 +193,7 @@ class _Rehearsal:
             found, _, expected = error.what.partition(", expected ")
             yield Finding("protocol", type(model).__name__, forward, found, expected, error.fix)
         else:
-            words = str(error).strip().partition("\n")[0]
+            words = " ".join(str(error).split())[:_LONGEST_MESSAGE]
             kind = "host-read" if "to numpy" in words else "error"
             found = f"{type(error).__name__}: {words}"
             yield Finding(kind, "step", line, found, "a step that can be traced", f"correct the line {line}")
@@ -200,10 +206,13 @@ def _steps_rule(model: nn.Module, config: Config, shapes: Shapes) -> Sequence[Fi
     blank = blank_batch(bins + 1, bins, shapes.sizes.num_features, 1)
     (features_BTC,) = placeholders([blank.features_BTC.to(DTYPES[config.model.dtype])])
     input_bins_B, days_B = to_device([torch.from_numpy(counts), torch.zeros(bins + 1, dtype=torch.int32)])
+    for tensor in (*model.parameters(), *model.buffers()):
+        (tensor.data,) = placeholders([tensor])
+    unknown = handles([features_BTC, *model.parameters(), *model.buffers()])
     model.eval()
     with torch.no_grad():
         steps_B = model(features_BTC, input_bins_B, days_B).steps_B
-    found_B = computed(steps_B, [features_BTC, *model.parameters(), *model.buffers()])
+    found_B = computed(steps_B, unknown)
     if found_B is None:
         return []
     for count, steps in zip(counts.tolist(), found_B.tolist(), strict=True):

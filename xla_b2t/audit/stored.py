@@ -24,7 +24,9 @@ _DEEP = 3
 
 def arrival(made: Construction, config: Config) -> list[Finding]:
     """A model as its maker gave it: one dtype throughout, everything registered, nothing parted by the core."""
-    return [*_dtypes(made, config), *_unregistered(made), *_shared(made, config), *_exceptions(made, config)]
+    looks = (_changed_defaults(made, config), _strange(made), _dtypes(made, config), _unregistered(made),
+             _shared(made, config), _exceptions(made, config))  # fmt: skip
+    return [finding for look in looks for finding in look]
 
 
 def exceptions(model: nn.Module, config: Config) -> tuple[str, ...]:
@@ -71,6 +73,36 @@ def inputs(batch: DeviceBatch, controls_N: Tensor, where: str) -> list[Finding]:
         for name, tensor in tensors.items()
         if tensor.dtype != expected[name]
     ]
+
+
+def _changed_defaults(made: Construction, config: Config) -> Iterator[Finding]:
+    for default in made.changed:
+        fix = "take torch.set_default_dtype and torch.set_default_device away: the trainer sees to both"
+        where = config.model.factory.rpartition(":")[0] or "model"
+        yield Finding("default", "torch", where, f"torch's default changed to {default}", "left as it is", fix)
+
+
+def _strange(made: Construction) -> Iterator[Finding]:
+    """What a trainer would drop in silence, or cannot bring to a core."""
+    for name, module in made.model.named_modules():
+        where = made.line_of(name) if name else "model"
+        if isinstance(module, torch.jit.ScriptModule):
+            fix = "leave torch.jit away: the whole step is compiled for the core anyway"
+            yield Finding("compiled", name or "model", where, "a module of TorchScript", "plain PyTorch", fix)
+        elif type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None):
+            fix = "leave torch.compile away: the whole step is compiled for the core anyway"
+            yield Finding("compiled", name or "model", where, "a module of torch.compile", "plain PyTorch", fix)
+    for name, tensor in _named(made.model):
+        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+            fix = "give the module its sizes: Sizes has those of the data"
+            yield Finding("lazy", name, made.line_of(name), "a lazy parameter without a shape", "a shape", fix)
+        elif tensor.is_complex():
+            fix = "keep the real and the imaginary part, as two parameters"
+            yield Finding("dtype", name, made.line_of(name), dtype_name(tensor.dtype), "a real dtype", fix)
+        elif tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
+            fix = "do what the hook does in forward, in an autograd.Function"
+            found = "a hook on its gradient, which the trainer would drop"
+            yield Finding("hook", name, made.line_of(name), found, "no hooks on parameters", fix)
 
 
 def _dtypes(made: Construction, config: Config) -> Iterator[Finding]:
@@ -135,6 +167,8 @@ def _inside(value: Any, depth: int) -> Iterator[Tensor | nn.Module]:
 def _shared(made: Construction, config: Config) -> Iterator[Finding]:
     """Two parameters over one memory are one on the CPU and two on the core; one under two names has one rule."""
     first: dict[int, str] = {}
+    if any(isinstance(tensor, nn.parameter.UninitializedTensorMixin) for _, tensor in _named(made.model)):
+        return
     for name, parameter in sorted(made.model.named_parameters(), key=lambda named: made.order_of(named[0])):
         place = parameter.untyped_storage()._cdata
         other = first.setdefault(place, name)

@@ -67,10 +67,12 @@ class Surroundings:
                 stack.callback(handle.remove)
             yield
 
-    def changed(self, name: str, line: str) -> None:
+    def changed(self, name: str, line: str, is_statistics: bool = False) -> None:
         """Reports that a forward pass changes a parameter or buffer."""
         title = ": ".join(part for part in (self.module, name) if part)
-        fix = "use LayerNorm or GroupNorm in place of BatchNorm, or track_running_stats=False"
+        fix = "make it a parameter, or compute it before training"
+        if is_statistics:
+            fix = "use LayerNorm or GroupNorm in place of BatchNorm, or track_running_stats=False"
         expected = "a state that stays: every rank would hold its own version"
         self._collected.add("buffer", title, line, f"a training step changes {name}", expected, fix)
 
@@ -78,6 +80,8 @@ class Surroundings:
         enter = torch.autocast.__enter__
 
         def watched(context: Any) -> Any:
+            if not context._enabled:
+                return enter(context)
             line = line_here()
             fix = f"take the `with torch.autocast` away: the trainer keeps the model in one dtype, {line}"
             self._collected.add("autocast", "autocast", line, "a part under autocast", "none", fix)
@@ -196,6 +200,8 @@ def _host_randomness() -> tuple[Any, ...]:
 
 def _line_that_draws(forward: Callable[[], Any]) -> str:
     """Runs the forward pass again, line by line, to find the first that changes the host's random numbers."""
+    # From another state, or a forward pass that sets a seed would be seen to change nothing.
+    torch.manual_seed(0x5EED)
     state, last, found = _host_randomness(), "", ""
 
     def trace(frame: Any, event: str, _: Any) -> Any:

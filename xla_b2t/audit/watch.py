@@ -22,6 +22,18 @@ from xla_b2t.audit.step_rules import StepRules
 from xla_b2t.audit.surroundings import Surroundings
 from xla_b2t.xla.trace import identity
 
+LARGEST_STEP = 25_000
+"""Operations of one step that is still traced to its end. The three networks of 687 M parameters have 1,400; a loop
+over time that Python unrolls has as many a time step as a cell, and compiles for many minutes."""
+
+
+class TooLarge(Exception):
+    """A step has more operations than any that a compiler ends with; `line` is where it was when that was seen."""
+
+    def __init__(self, line: str):
+        super().__init__(line)
+        self.line = line
+
 
 class Watch(TorchDispatchMode):
     """The operations of one step, forward and backward.
@@ -52,6 +64,7 @@ class Watch(TorchDispatchMode):
         self._surroundings = Surroundings(model, promotions, collected)
         self._state: dict[int, str] = {}
         self._lines: dict[int, str] = {}
+        self._count = 0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -59,6 +72,7 @@ class Watch(TorchDispatchMode):
         named = (*self._model.named_parameters(), *self._model.named_buffers())
         self._state = {identity(tensor): name for name, tensor in named}
         self._lines = {}
+        self._count = 0
         with ExitStack() as stack:
             stack.enter_context(self._surroundings.watching())
             stack.enter_context(_Calls(self))
@@ -77,12 +91,17 @@ class Watch(TorchDispatchMode):
         if not is_on_core or not all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors):
             return func(*args, **kwargs)
         self._collected.now += 1
+        self._count += 1
         node = torch._C._current_autograd_node()
         line = self._line(node)
         if self.note:
             count = self._collected.count
             self.note(line, self._collected.list() if count > self._num_noted else None)
             self._num_noted = count
+        if self._count > LARGEST_STEP:
+            raise TooLarge(line)
+        if torch.Tag.nondeterministic_seeded in func.tags and not self._model.training:
+            self._report_chance(func, line)
         foreigners = foreign(func, tensors)
         if foreigners:
             self._report_foreigner(foreigners[0], func, line)
@@ -124,7 +143,7 @@ class Watch(TorchDispatchMode):
         outputs = _tensors((result,))
         module = "" if is_gradient else self._surroundings.module
         if name.startswith(("native_batch_norm", "_native_batch_norm_legit")) and args[3] is not None and args[5]:
-            self._surroundings.changed(self._state.get(identity(args[3]), "its statistics"), line)
+            self._surroundings.changed(self._state.get(identity(args[3]), "its statistics"), line, True)
         self._apply(Operation(name, args, inputs, outputs, line, module, is_gradient, self.call, self._collected.now))
 
     def saw_einsum(self, args: tuple[Any, ...], result: Tensor) -> None:
@@ -144,6 +163,13 @@ class Watch(TorchDispatchMode):
         name = ": ".join(part for part in (self._surroundings.module, name) if part)
         self._collected.add(found.kind, name, line, found.found, found.expected, f"{found.fix}, {line}")
         return found.value
+
+    def _report_chance(self, func: Any, line: str) -> None:
+        name = func._schema.name.removeprefix("aten::").strip("_")
+        fix = f"draw only where self.training (F.dropout takes training=self.training), {line}"
+        found = f"{name} draws random numbers in evaluation"
+        name = ": ".join(part for part in (self._surroundings.module, name) if part)
+        self._collected.add("chance", name, line, found, "an evaluation that gives the same again", fix)
 
     def _report_foreigner(self, tensor: Tensor, func: Any, line: str) -> None:
         if self.went_on:

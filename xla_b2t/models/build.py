@@ -116,10 +116,11 @@ def _build_users(config: ModelConfig, sizes: Sizes) -> nn.Module:
         model = function(sizes, options)
     except UserError:
         raise
-    except Exception as error:
-        raise UserError(
-            f"the factory failed: {type(error).__name__}: {error}", line_of(error, file), "correct the line"
-        ) from error
+    except (Exception, SystemExit) as error:
+        fix = _way_out(error)
+        if isinstance(error, TypeError) and options:
+            fix += f"; the options come from [model.options] of the configuration: {', '.join(options)}"
+        raise UserError(f"the factory failed: {type(error).__name__}: {error}", line_of(error, file), fix) from error
     if not isinstance(model, nn.Module):
         raise UserError(
             f"the factory returned {type(model).__name__}, a torch.nn.Module is needed",
@@ -134,6 +135,14 @@ def _build_users(config: ModelConfig, sizes: Sizes) -> nn.Module:
                 f"add {name} as xla_b2t/models/protocol.py describes it",
             )
     return model
+
+
+def _way_out(error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return f"install {error.name}, or put the folder that it lies in on PYTHONPATH"
+    if isinstance(error, SystemExit):
+        return "move what reads the command line or ends the program under if __name__ == '__main__'"
+    return "correct the line"
 
 
 def _load(factory: str) -> tuple[Callable[[Sizes, dict[str, Any]], Any], Path]:
@@ -152,10 +161,9 @@ def _load(factory: str) -> tuple[Callable[[Sizes, dict[str, Any]], Any], Path]:
     sys.modules[spec.name] = module  # dataclasses and pickle look a module up by its name
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise UserError(
-            f"the file cannot be imported: {type(error).__name__}: {error}", line_of(error, file), "correct the line"
-        ) from error
+    except (Exception, SystemExit) as error:
+        what = f"the file cannot be imported: {type(error).__name__}: {error}"
+        raise UserError(what, line_of(error, file), _way_out(error)) from error
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"there is no function {name} in it", str(file), f"define {name}(sizes, options)")

@@ -107,7 +107,9 @@ class CheckpointFolder:
         """
         manifest = self._manifest()
         if manifest is None or not manifest["files"]:
-            raise UserError("there is no checkpoint yet", str(self.path), "give the directory of a run that has saved one")
+            raise UserError(
+                "there is no checkpoint yet", str(self.path), "give the directory of a run that has saved one"
+            )
         newest = sorted(manifest["files"], reverse=True)
         names = [manifest["best"] or manifest["latest"]] if which == "best" else newest
         damaged = []

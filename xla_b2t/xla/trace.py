@@ -78,16 +78,24 @@ def hlo_text(program: bytes) -> str:
     return xb.get_computation_hlo(xb.computation_from_module_proto("program", program))
 
 
-def computed(tensor: torch.Tensor, unknown: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """The value of a traced tensor on the host, if nothing of `unknown`, placeholders, goes into it; None otherwise.
+def handles(tensors: Sequence[torch.Tensor]) -> set[int]:
+    """What placeholders stand for; asked before anything is traced with them."""
+    return set(torch_xla._XLAC._get_tensors_handle(list(tensors)))
+
+
+def computed(tensor: torch.Tensor, unknown: set[int]) -> torch.Tensor | None:
+    """The value of a traced tensor on the host, if nothing of `unknown` goes into it; None otherwise.
 
     It is run on this machine, so not under `no_execution`.
+
+    Args:
+        tensor: of the core.
+        unknown: handles of placeholders.
     """
     context = torch_xla._XLAC.lowering.LoweringContext("computed")
     context.build([tensor])
     inputs = list(context.device_parameter_id_tensor_mapping().values())
-    blank = set(torch_xla._XLAC._get_tensors_handle(list(unknown)))
-    if blank.intersection(torch_xla._XLAC._get_tensors_handle(inputs)):
+    if unknown.intersection(torch_xla._XLAC._get_tensors_handle(inputs)):
         return None
     return to_host([tensor])[0]
 
