@@ -1,4 +1,8 @@
-"""The TPU's compiler on a machine without a TPU. Each verdict is a process of a second or two."""
+"""The TPU's compiler on a machine without a TPU. A process takes a second or two to start: what can share one does."""
+
+import signal
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +12,7 @@ from xla_b2t.memory import compiled_program
 from xla_b2t.xla import gru_kernel, tpu_compiler
 from xla_b2t.xla.scan import scan
 from xla_b2t.xla.target import V5E, tracing_for
-from xla_b2t.xla.tpu_compiler import compile_program
+from xla_b2t.xla.tpu_compiler import compile_program, compile_programs
 from xla_b2t.xla.trace import no_execution, placeholders, trace
 
 pytest.importorskip("libtpu", reason="the TPU's compiler has wheels for CPython 3.11 and 3.12")
@@ -53,21 +57,20 @@ def test_compiler_accepts_a_matmul_and_its_estimate_is_near_the_datasheet():
     assert 0.8 < milliseconds(verdict) / 0.698 < 1.6
 
 
-@pytest.mark.parametrize(
-    ("step", "shapes", "products"),
-    [
-        (lambda a, b: [a @ b], ((512, 256), (256, 384)), 512 * 256 * 384),
-        (lambda a, b: [a @ b], ((6, 128, 256), (6, 256, 384)), 6 * 128 * 256 * 384),
-        (lambda a, xs: [*scan(squared, (a,), (xs,))[1]], ((128, 128), (9, 128, 128)), 9 * 128**3),
-        (lambda a, xs: [*scan(squared, (a,), (xs,), reverse=True)[1]], ((128, 128), (9, 128, 128)), 9 * 128**3),
-        (scan_of_torch_xla, ((128, 128), (9, 128, 128)), 9 * 128**3),
-    ],
-    ids=["matmul", "batched", "loop", "loop backwards", "loop of torch_xla"],
-)
-def test_compiled_program_of_matmuls_has_their_flops(step, shapes, products):
+def test_compiled_programs_of_matmuls_have_their_flops():
+    square = (128, 128), (9, 128, 128)
+    cases = {
+        "matmul": (lambda a, b: [a @ b], ((512, 256), (256, 384)), 512 * 256 * 384),
+        "batched": (lambda a, b: [a @ b], ((6, 128, 256), (6, 256, 384)), 6 * 128 * 256 * 384),
+        "loop": (lambda a, xs: [*scan(squared, (a,), (xs,))[1]], square, 9 * 128**3),
+        "loop backwards": (lambda a, xs: [*scan(squared, (a,), (xs,), reverse=True)[1]], square, 9 * 128**3),
+        "loop of torch_xla": (scan_of_torch_xla, square, 9 * 128**3),
+    }
     with torch.no_grad():
-        verdict = compile_program(program(step, *shapes), "v5e:2x4", 1)
-    assert flops(verdict) == 2 * products
+        programs = [program(step, *shapes) for step, shapes, _ in cases.values()]
+    verdicts = compile_programs(programs, "v5e:2x4", 1)
+    found = {name: flops(verdict) for name, verdict in zip(cases, verdicts, strict=True)}
+    assert found == {name: 2 * products for name, (_, _, products) in cases.items()}
 
 
 def test_compiler_counts_a_donated_buffer_once():
@@ -90,10 +93,10 @@ def test_compiler_refuses_what_does_not_fit_in_its_own_words():
 
 
 @pytest.mark.parametrize(
-    ("slice_name", "kind", "trials"),
-    [("v5e:2x4", V5E, 64), ("v5e:2x4", V5E, 8), ("v6e:2x4", "TPU v6 lite", 64), ("v5p:2x2x1", "TPU v5", 64)],
+    ("slice_name", "kind", "batches"),
+    [("v5e:2x4", V5E, (64, 8)), ("v6e:2x4", "TPU v6 lite", (64,)), ("v5p:2x2x1", "TPU v5", (64,))],
 )
-def test_compiler_takes_the_gru_kernels_of_the_baseline(slice_name, kind, trials):
+def test_compiler_takes_the_gru_kernels_of_the_baseline(slice_name, kind, batches):
     steps, size = 5, 768
 
     def step(projected, first, weights, bias, grad):
@@ -101,12 +104,16 @@ def test_compiler_takes_the_gru_kernels_of_the_baseline(slice_name, kind, trials
         return [hidden, *gru_kernel.backward(grad, hidden, first, kept, weights)]
 
     with tracing_for(kind):
-        assert gru_kernel.fits(trials, size, torch.bfloat16)
-    shapes = ((steps, trials, 3 * size), (trials, size), (3 * size, size), (size,), (steps, trials, size))
-    verdict = compile_program(program(step, *shapes), slice_name, 1)
-    assert verdict.accepted
-    assert verdict.text.count('custom_call_target="tpu_custom_call"') == 2
-    assert flops(verdict) == 2 * (2 * steps * trials * size * 3 * size), "the estimates that the kernels carry"
+        assert all(gru_kernel.fits(trials, size, torch.bfloat16) for trials in batches)
+    shapes = [
+        ((steps, trials, 3 * size), (trials, size), (3 * size, size), (size,), (steps, trials, size))
+        for trials in batches
+    ]
+    verdicts = compile_programs([program(step, *each) for each in shapes], slice_name, 1)
+    assert [verdict.accepted for verdict in verdicts] == [True] * len(batches)
+    for trials, verdict in zip(batches, verdicts, strict=True):
+        assert verdict.text.count('custom_call_target="tpu_custom_call"') == 2
+        assert flops(verdict) == 2 * (2 * steps * trials * size * 3 * size), "the estimates that the kernels carry"
 
 
 def test_compiler_for_an_unknown_slice_is_an_error():
@@ -123,6 +130,37 @@ def test_compiler_that_crashes_is_an_error_with_its_last_words():
     assert caught.value.what.startswith("the TPU's compiler ended with 1: ")
     assert caught.value.where == "compiling for v5e:2x4"
     assert "the compiler itself failed" in caught.value.fix
+
+
+def test_compiler_that_crashes_on_one_of_several_goes_on_behind_it():
+    first, last = program(lambda a: [a + 1], (8,)), program(lambda a: [a * 2], (16, 1024))
+    before, crashed, after = compile_programs([first, b"no program", last], "v5e:2x4", 1)
+    assert (before.accepted, before.crash, after.accepted, after.crash) == (True, None, True, None)
+    assert before.argument_bytes < 16 * 1024 * 2 <= after.argument_bytes
+    assert not crashed.accepted
+    assert crashed.crash.what.startswith("the TPU's compiler ended with 1: ")
+
+
+def test_compiler_that_takes_too_long_over_one_of_several_tells_it_and_goes_on(monkeypatch):
+    """A stand-in for the child, which begins with the second program and never ends."""
+    asked = []
+
+    def child(command, **_):
+        folder, first = Path(command[3]), int(command[6])
+        asked.append(first)
+        for index in range(first, 3):
+            (folder / str(index)).touch()
+            if index == 1:
+                return subprocess.CompletedProcess(command, -signal.SIGALRM, "", "")
+            (folder / f"{index}.txt").write_text("")
+            (folder / f"{index}.json").write_text('{"accepted": true}')
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(tpu_compiler.subprocess, "run", child)
+    first, second, third = compile_programs([b"", b"", b""], "v5e:2x4", 1)
+    assert (first.accepted, second.accepted, third.accepted) == (True, False, True)
+    assert second.crash.what == "the TPU's compiler did not answer within 1200 s"
+    assert asked == [0, 2]
 
 
 def test_compiler_that_takes_too_long_is_an_error(monkeypatch):
