@@ -27,12 +27,12 @@ class Construction:
     Attributes:
         model: on the `meta` device, or on the CPU where its maker needs values.
         lines: `file:line` by the module's id and the name of the parameter, buffer, submodule or attribute.
-        changed: what of torch's own defaults was changed on the way, in words; they are as they were.
+        changed: what of torch's own defaults its file would change, in words, with the line; they are as they were.
     """
 
     model: nn.Module
     lines: dict[tuple[int, str], str]
-    changed: tuple[str, ...] = ()
+    changed: tuple[tuple[str, str], ...] = ()
 
     def line_of(self, name: str) -> str:
         """Where a parameter, buffer or submodule was registered, by its name in the model."""
@@ -51,6 +51,7 @@ class Construction:
 def construct(config: ModelConfig, sizes: Sizes) -> Construction:
     """Builds the model; errors as of `models.build.build_model`."""
     lines: dict[tuple[int, str], str] = {}
+    changed: list[tuple[str, str]] = []
 
     def note(module: nn.Module, name: str, _: Any) -> None:
         lines[(id(module), name)] = line_here()
@@ -70,10 +71,16 @@ def construct(config: ModelConfig, sizes: Sizes) -> Construction:
         ):
             stack.callback(register(note).remove)
         stack.enter_context(mock.patch.object(nn.Module, "__setattr__", set_attribute))
-        before = torch.get_default_dtype(), torch.get_default_device()
+        stack.enter_context(mock.patch.object(torch, "set_default_device", _noted(changed, "device")))
+        stack.enter_context(mock.patch.object(torch, "set_default_dtype", _noted(changed, "dtype")))
         model = build_without_weights(config, sizes)
-        after = torch.get_default_dtype(), torch.get_default_device()
-        torch.set_default_dtype(before[0])
-        if after[1] != before[1]:
-            torch.set_default_device(before[1])
-    return Construction(model, lines, tuple(f"{new}" for old, new in zip(before, after, strict=True) if old != new))
+    return Construction(model, lines, tuple(dict.fromkeys(changed)))
+
+
+def _noted(changed: list[tuple[str, str]], what: str) -> Callable[[Any], None]:
+    """In the place of a function that changes a default of torch: notes who asks for it, and changes nothing."""
+
+    def note(value: Any) -> None:
+        changed.append((f"{what} {value}", line_here()))
+
+    return note

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from xla_b2t.audit import lowered
-from xla_b2t.audit.construction import Construction
+from xla_b2t.audit.construction import Construction, construct
 from xla_b2t.audit.findings import Collected, Finding
 from xla_b2t.audit.lines import is_trainers, line_of_function, line_of_traceback
 from xla_b2t.audit.promotions import Promotions
@@ -23,7 +23,6 @@ from xla_b2t.audit.watch import LARGEST_STEP, TooLarge, Watch
 from xla_b2t.config import Config
 from xla_b2t.data.groups import Bucket
 from xla_b2t.errors import DtypeError, UserError
-from xla_b2t.models.build import build_without_weights
 from xla_b2t.models.policy import DTYPES, kept_exception
 from xla_b2t.models.protocol import Sizes
 from xla_b2t.training.traced import TracedRun, blank_batch, traced_run
@@ -83,6 +82,7 @@ class _Rehearsal:
         self._watch.note = note
         self._seen: set[str] = set()
         self._is_news = True
+        self._has_failed = False
 
     def all(self) -> Rehearsed:
         run, shapes = self._run, self._shapes
@@ -93,7 +93,7 @@ class _Rehearsal:
             for kind, program in (*self._updates(bucket).items(), ("evaluate", self._evaluation(bucket))):
                 graphs += self._look(kind, bucket, program) if program else []
         # Without the watch nothing is made up for a step to go on with: reading a value would end the process.
-        if not self._watch.went_on and "host-random" not in self._collected.kinds():
+        if not self._watch.went_on and not self._has_failed and "host-random" not in self._collected.kinds():
             graphs = self._same_again(buckets[0]) + graphs
         batch = blank_batch(shapes.trials, buckets[0].input_bins, shapes.sizes.num_features, buckets[0].label_slots)
         collected = self._collected.list()
@@ -112,7 +112,7 @@ class _Rehearsal:
         """The second update, and the last rank, must be given the graph that the first was. Seen on a model made anew,
         which no step has touched."""
         sizes, num_ranks = self._shapes.sizes, self._shapes.num_ranks
-        model = build_without_weights(self._config.model, sizes)
+        model = construct(self._config.model, sizes).model
         fresh = TracedRun(model, sizes.num_classes, self._config, num_ranks)
         self._is_news = not self._collected.list()  # else it may fail for what the watch helped the step past
         first = self._updates(bucket, run=fresh)
@@ -162,6 +162,7 @@ class _Rehearsal:
         try:
             return trace()
         except Exception as error:  # whatever a user's model raises
+            self._has_failed = True
             for finding in self._reasons(error) if self._is_news else ():
                 self._collected.add(*astuple(finding))
         return None

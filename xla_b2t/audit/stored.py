@@ -24,7 +24,7 @@ _DEEP = 3
 
 def arrival(made: Construction, config: Config) -> list[Finding]:
     """A model as its maker gave it: one dtype throughout, everything registered, nothing parted by the core."""
-    looks = (_changed_defaults(made, config), _strange(made), _dtypes(made, config), _unregistered(made),
+    looks = (_changed_defaults(made), _strange(made), _dtypes(made, config), _unregistered(made),
              _shared(made, config), _exceptions(made, config))  # fmt: skip
     return [finding for look in looks for finding in look]
 
@@ -75,11 +75,10 @@ def inputs(batch: DeviceBatch, controls_N: Tensor, where: str) -> list[Finding]:
     ]
 
 
-def _changed_defaults(made: Construction, config: Config) -> Iterator[Finding]:
-    for default in made.changed:
-        fix = "take torch.set_default_dtype and torch.set_default_device away: the trainer sees to both"
-        where = config.model.factory.rpartition(":")[0] or "model"
-        yield Finding("default", "torch", where, f"torch's default changed to {default}", "left as it is", fix)
+def _changed_defaults(made: Construction) -> Iterator[Finding]:
+    for default, line in made.changed:
+        fix = f"take it away: the trainer sees to dtypes and devices, {line}"
+        yield Finding("default", "torch", line, f"torch's default {default}", "torch's defaults left as they are", fix)
 
 
 def _strange(made: Construction) -> Iterator[Finding]:

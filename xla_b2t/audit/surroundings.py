@@ -67,11 +67,11 @@ class Surroundings:
                 stack.callback(handle.remove)
             yield
 
-    def changed(self, name: str, line: str, is_statistics: bool = False) -> None:
+    def changed(self, name: str, line: str) -> None:
         """Reports that a forward pass changes a parameter or buffer."""
         title = ": ".join(part for part in (self.module, name) if part)
         fix = "make it a parameter, or compute it before training"
-        if is_statistics:
+        if name.endswith(("running_mean", "running_var", "num_batches_tracked")):
             fix = "use LayerNorm or GroupNorm in place of BatchNorm, or track_running_stats=False"
         expected = "a state that stays: every rank would hold its own version"
         self._collected.add("buffer", title, line, f"a training step changes {name}", expected, fix)

@@ -143,7 +143,7 @@ class Watch(TorchDispatchMode):
         outputs = _tensors((result,))
         module = "" if is_gradient else self._surroundings.module
         if name.startswith(("native_batch_norm", "_native_batch_norm_legit")) and args[3] is not None and args[5]:
-            self._surroundings.changed(self._state.get(identity(args[3]), "its statistics"), line, True)
+            self._surroundings.changed(self._state.get(identity(args[3]), "running_mean"), line)
         self._apply(Operation(name, args, inputs, outputs, line, module, is_gradient, self.call, self._collected.now))
 
     def saw_einsum(self, args: tuple[Any, ...], result: Tensor) -> None:
