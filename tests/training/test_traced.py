@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -89,3 +90,82 @@ def test_traced_step_of_three_networks_with_shared_state_scatters_and_gathers(tr
 
 def test_traced_step_with_accumulation_is_refused(traced):
     assert traced["accumulation"] == "with accumulation an update is two programs"
+
+
+RUN = """
+import json, sys
+import torch
+from xla_b2t import config as configuration
+from xla_b2t.models.build import build_without_weights
+from xla_b2t.models.protocol import Sizes
+from xla_b2t.training.traced import blank_batch, traced_run
+from xla_b2t.xla.trace import hlo_text
+
+said = {}
+for name, overrides in json.load(sys.stdin).items():
+    config = configuration.load(None, overrides)
+    model = build_without_weights(config.model, Sizes(16, 3, 41))
+    with traced_run(model, 41, config, 2) as run:
+        batch = blank_batch(8, 60, 16, 10)
+        graphs = [run.update(batch), {"evaluate": run.evaluation(batch)}, run.update(batch, 7)]
+        first, evaluation, again = ({key: hlo_text(text) for key, text in each.items()} for each in graphs)
+        said[name] = {"first": first, "again": again, **evaluation, "tensors": len(run.step.tensors())}
+print(json.dumps(said))
+"""
+SMALL = ["model.options.hidden=8", "model.options.layers=1", "model.options.patch_bins=4", "model.options.kernel=false"]
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """Graphs of a run, as text, by the kind of run."""
+    cases = {
+        "plain": SMALL,
+        "accumulation": [*SMALL, "train.accumulation=4"],
+        "float32": [*SMALL, "model.dtype=float32"],
+        "scheduled": ["model.name=noise_split", "model.options.patch_bins=4", "model.options.kernel=false"],
+    }
+    command, environment = [sys.executable, "-c", RUN], {**os.environ, **ENVIRONMENT}
+    done = subprocess.run(
+        command, input=json.dumps(cases), env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("case", "graphs"),
+    [("plain", ["train"]), ("accumulation", ["micro", "apply"]), ("scheduled", ["train"])],
+)
+def test_traced_run_gives_an_update_as_one_program_and_with_accumulation_as_two(runs, case, graphs):
+    assert list(runs[case]["first"]) == graphs
+
+
+def without_lines(text):
+    return re.sub(r", metadata=\{[^}]*\}", "", text)
+
+
+@pytest.mark.parametrize("case", ["plain", "accumulation", "float32", "scheduled"])
+def test_traced_run_gives_a_later_update_the_graph_that_the_first_had(runs, case):
+    first, again = (runs[case][name] for name in ("first", "again"))
+    assert {kind: without_lines(text) for kind, text in first.items()} == {
+        kind: without_lines(text) for kind, text in again.items()
+    }
+
+
+def test_traced_run_reduces_over_ranks_once_for_all_micro_steps(runs):
+    assert "all-reduce(" in runs["plain"]["first"]["train"]
+    assert "all-reduce(" not in runs["accumulation"]["first"]["micro"]
+    assert "all-reduce(" in runs["accumulation"]["first"]["apply"]
+
+
+def test_traced_run_evaluates_without_donating_or_reducing(runs):
+    text = runs["plain"]["evaluate"]
+    assert "alias" not in text.partition("\n")[0]
+    assert "all-reduce(" not in text
+
+
+def test_traced_run_in_float32_has_no_matmul_and_no_state_in_bfloat16(runs):
+    (plain, wide) = (runs[name]["first"]["train"] for name in ("plain", "float32"))
+    for narrow in (r" = bf16\[[\d,]*\]\S* dot\(", r"->\(.*bf16\["):
+        assert re.search(narrow, plain)
+        assert not re.search(narrow, wide)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from xla_b2t.xla.trace import no_execution, placeholders, trace
+from xla_b2t.xla.device import to_device
+from xla_b2t.xla.trace import as_rank, computed, handles, hlo_text, identity, memory, no_execution, placeholders, trace
 
 
 def shapes(*sizes):
@@ -57,3 +58,62 @@ def test_trace_of_a_step_that_reads_a_value_raises():
         (weight,) = shapes((4,))
         with pytest.raises(RuntimeError, match="Unexpected execution"):
             trace([weight], lambda: [weight * weight.sum().item()])
+
+
+def test_identity_is_of_a_value_and_stays_with_it():
+    with no_execution():
+        (x,) = shapes((4, 3))
+        assert identity(x) == identity(x) > 0
+        assert len({identity(tensor) for tensor in (x, x + 1, x.view(3, 4), x.clone())}) == 4
+        assert identity(torch.nn.Parameter(x)) > 0
+
+
+def test_identity_of_a_tensor_elsewhere_is_negative():
+    host, lost = torch.zeros(3), torch.zeros(3, device="meta")
+    assert identity(host) < 0 and identity(lost) < 0
+    assert memory(host) < 0
+    assert identity(host) != identity(lost)
+
+
+def test_memory_is_shared_by_views():
+    with no_execution():
+        (x,) = shapes((4, 3))
+        assert memory(x) == memory(x.view(3, 4)) == memory(x[1])
+
+
+def test_hlo_text_of_a_program_names_its_operations():
+    with no_execution():
+        (x,) = shapes((4, 3))
+        text = hlo_text(trace([], lambda: [torch.exp(x)]))
+    assert " exponential(f32[4,3]{1,0} " in text
+    assert text.startswith("HloModule ")
+
+
+def test_trace_gives_one_graph_for_one_step_whatever_was_traced_before():
+    def text():
+        (x,) = shapes((4, 3))
+        return hlo_text(trace([], lambda: [torch.nn.functional.dropout(x, 0.5)]))
+
+    with no_execution():
+        assert text() == text()
+
+
+def test_computed_gives_what_follows_from_known_values_alone(xla_device):
+    with no_execution():
+        (unknown,) = shapes((3,))
+        blank = handles([unknown])
+        lengths, shift = to_device([torch.tensor([5, 8, 0]), torch.tensor([1, 1, 1])])
+        known, mixed = torch.clamp(lengths - 4, min=1) + shift, lengths + unknown
+    assert computed(known, blank).tolist() == [2, 5, 2]
+    assert computed(mixed, blank) is None
+
+
+def test_as_rank_tells_torch_xla_for_as_long_as_it_is_open():
+    import torch_xla.core.xla_model as xm
+    import torch_xla.runtime as runtime
+
+    before = runtime.global_ordinal(), runtime.world_size()
+    with as_rank(7, 8):
+        assert (runtime.global_ordinal(), runtime.world_size()) == (7, 8)
+        assert (xm.get_ordinal(), xm.xrt_world_size()) == (7, 8)
+    assert (runtime.global_ordinal(), runtime.world_size()) == before
