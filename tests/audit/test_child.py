@@ -116,7 +116,7 @@ def test_look_at_sound_run_is_clean_and_counts_what_it_saw(said, case, graphs):
     found = report(said, case)
     assert found["findings"] == []
     assert found["exceptions"] == []
-    assert list(found["checked"]) == ["parameters", "buffers", "optimizer tensors", "inputs", "operations", "graphs"]
+    assert list(found["checked"]) == ["parameters", "buffers", "optimizer_tensors", "inputs", "operations", "graphs"]
     assert found["checked"]["graphs"] == graphs  # training (micro-step and update with accumulation) and evaluation
     assert found["checked"]["inputs"] == 8  # features, bins, labels, their lengths, steps, days, valid, controls
     assert found["checked"]["operations"] > 100
@@ -124,8 +124,8 @@ def test_look_at_sound_run_is_clean_and_counts_what_it_saw(said, case, graphs):
 
 def test_look_counts_masters_and_moments_of_every_parameter_and_the_sums(said):
     parameters = report(said, "ours")["checked"]["parameters"]
-    assert report(said, "ours")["checked"]["optimizer tensors"] == 3 * parameters + 1
-    assert report(said, "accumulation")["checked"]["optimizer tensors"] == 3 * parameters + 1 + parameters + 1
+    assert report(said, "ours")["checked"]["optimizer_tensors"] == 3 * parameters + 1
+    assert report(said, "accumulation")["checked"]["optimizer_tensors"] == 3 * parameters + 1 + parameters + 1
 
 
 @pytest.mark.parametrize("case", ["eye", "eye in micro-steps"])

@@ -120,7 +120,7 @@ def test_audit_of_sound_model_finds_nothing_and_looks_at_every_graph(said, name)
     assert checked["graphs"] == 4  # of training and of evaluation, for two buckets
     assert checked["operations"] > 100
     assert checked["inputs"] == 2 * 8
-    assert checked["optimizer tensors"] > 3
+    assert checked["optimizer_tensors"] > 3
 
 
 @pytest.mark.parametrize("name", BROKEN)

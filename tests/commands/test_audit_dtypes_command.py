@@ -10,7 +10,7 @@ from xla_b2t.audit.findings import Finding, Report
 from xla_b2t.xla import spawn
 
 PARTS = {"kind", "name", "where", "found", "expected", "fix"}
-CHECKED = ["parameters", "buffers", "optimizer tensors", "inputs", "operations", "graphs"]
+CHECKED = ["parameters", "buffers", "optimizer_tensors", "inputs", "operations", "graphs"]
 MODEL = """\
 import torch
 from torch import nn
@@ -107,7 +107,7 @@ def test_audit_dtypes_of_sound_run_in_json_is_clean(arguments, capsys):
     assert result["clean"] is True and result["findings"] == []
     assert list(result["checked"]) == CHECKED
     assert result["checked"]["parameters"] == 4 and result["checked"]["buffers"] == 0
-    assert result["checked"]["optimizer tensors"] == 13
+    assert result["checked"]["optimizer_tensors"] == 13
     assert all(type(count) is int for count in result["checked"].values())
     kept = [f"norm.{name} stays float32 (model.keep_float32 '^norm')" for name in ("weight", "bias")]
     assert result["exceptions"] == kept

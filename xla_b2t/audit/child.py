@@ -5,6 +5,7 @@ an environment that suits tracing, and because an operation that asks for a valu
 with it. What was found until then, and the line of the operation at hand, are kept in `found.json` and `line.txt`.
 """
 
+import faulthandler
 import os
 import sys
 import threading
@@ -91,6 +92,7 @@ def told_once(earlier: list[Finding], later: list[Finding]) -> list[Finding]:
 
 def main(folder: Path, parents_pipe: int) -> None:
     """Reads the task, looks, writes the report; ends when the other end of a pipe is closed, so with its parent."""
+    faulthandler.enable()  # an operation that ends the process leaves its line in the log
     threading.Thread(target=_follow, args=(parents_pipe,), daemon=True).start()
     task = msgspec.json.decode((folder / "task.json").read_bytes(), type=Task)
     report = look(configuration.loads(task.config, "config"), task.num_ranks, folder)

@@ -4,6 +4,7 @@ In: the stack at hand, or a traceback. Out: `file:line`.
 """
 
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Iterable
@@ -21,6 +22,8 @@ _TEXT = (f"{_TORCH[0]}_tensor", f"{_TORCH[0]}utils/_device", f"{_TORCH[0]}overri
 """Begins the files of torch between a tensor and its text."""
 _PYTHON = sysconfig.get_path("stdlib")
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 _USERS, _OTHERS, _TRAINERS, _NOBODYS = range(4)
 
@@ -74,6 +77,13 @@ def line_of_traceback(traceback: TracebackType | None) -> str:
         frames.append((traceback.tb_frame.f_code.co_filename, traceback.tb_lineno))
         traceback = traceback.tb_next
     return _best(reversed(frames))
+
+
+def line_of_dump(text: str) -> str:
+    """The user's line in what `faulthandler` wrote of the thread that died; "" where it was in none."""
+    thread = text.partition("Current thread")[2].partition("\n\n")[0]
+    frames = [(match[1], int(match[2])) for match in _FRAME.finditer(thread)]
+    return next((f"{shown(file)}:{line}" for file, line in frames if is_users(file)), "")
 
 
 def line_of_function(function: object) -> str:

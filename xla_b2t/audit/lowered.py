@@ -17,6 +17,9 @@ _METADATA = re.compile(r", metadata=\{[^}]*\}")
 _SOURCE = re.compile(r'source_file="([^"]+)" source_line=(\d+)')
 
 
+_FIX_FLOAT64 = "look there for a comparison with a Python float, and for dtype=torch.float64"
+
+
 def opcodes(text: str) -> list[str]:
     """What a program does, one word for each instruction, those of loops' bodies once."""
     return [opcode for _, opcode in _INSTRUCTION.findall(text)]
@@ -25,13 +28,12 @@ def opcodes(text: str) -> list[str]:
 def forbidden(text: str, graph: str) -> list[Finding]:
     """Arrays of float64 or float16 in a program; a single number costs nothing and is not told."""
     found = []
-    for kind, name in (("f64", "float64"), ("f16", "float16")):
+    for kind, name, fix in (("f64", "float64", _FIX_FLOAT64), ("f16", "float16", "look there for .half() and float16")):
         lines = [line for line in text.splitlines() if re.search(rf" = \(?{kind}\[\d", line)]
         if not lines:
             continue
         places = Counter(f"{shown(match[1])}:{match[2]}" for line in lines if (match := _SOURCE.search(line)))
         where = places.most_common(1)[0][0] if places else graph
-        fix = "look there for a comparison with a Python float, and for dtype=torch.float64"
         told = f"{name} in {len(lines)} operations of the {graph}"
         found.append(Finding(name, graph, where, told, f"no {name}", fix))
     return found

@@ -7,6 +7,7 @@ The numbers that must agree are looked at here (`inventory.py`), meanwhile the t
 a process of their own (`child.py`).
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,7 +16,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,7 +61,8 @@ def preflight(
         with _child(folder) as child:
             from xla_b2t.audit.inventory import numbers
 
-            findings = numbers(config, num_ranks, resumed, given)
+            with contextlib.redirect_stdout(sys.stderr):  # a user's file may print; stdout is for the result
+                findings = numbers(config, num_ranks, resumed, given)
             report = _report(child, folder, config)
     # What keeps the other process from looking is, as a rule, what was found here.
     others = [finding for finding in report.findings if not (findings and finding.kind == _NOTHING_TO_LOOK_AT)]
@@ -69,7 +70,7 @@ def preflight(
     return Report((*findings, *others), report.checked, report.exceptions, seconds)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _child(folder: Path) -> Iterator[subprocess.Popen]:
     """The other process; it is gone when this ends, and when this process ends, however it does."""
     theirs, ours = os.pipe()
@@ -89,7 +90,7 @@ def _child(folder: Path) -> Iterator[subprocess.Popen]:
         os.close(ours)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
     """Meanwhile SIGTERM ends this process as an exception does, with everything tidied up."""
     if threading.current_thread() is not threading.main_thread():
@@ -127,7 +128,9 @@ def _report(child: subprocess.Popen, folder: Path, config: Config) -> Report:
 
 def _died(line_file: Path, number: int, log: str) -> Finding:
     """torch_xla ends the process where a value is asked for that a placeholder does not have."""
-    line = line_file.read_text().strip() if line_file.exists() else ""
+    from xla_b2t.audit.lines import line_of_dump
+
+    line = line_of_dump(log) or (line_file.read_text().strip() if line_file.exists() else "")
     words = [text.partition("Check failed: ")[2] for text in log.splitlines() if "Check failed: " in text]
     found = f"an operation ended the process that traced it with {signal.Signals(number).name}"
     return Finding(

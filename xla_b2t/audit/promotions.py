@@ -19,7 +19,7 @@ from torch import Tensor
 
 from xla_b2t.audit.findings import Collected
 from xla_b2t.audit.operation import Operation, described, dtype_name
-from xla_b2t.xla.trace import identity, memory
+from xla_b2t.xla.trace import identity
 
 _WIDE = (torch.float32, torch.float64)
 _MATMULS = frozenset(
@@ -58,19 +58,17 @@ class Promotions:
         self._collected = collected
         self._origins: dict[int, _Origin] = {}
         self._disguised: set[int] = set()
-        self._written: dict[int, _Origin] = {}
 
     def begin(self, kept: dict[str, Tensor], scheduled: Sequence[Tensor]) -> None:
         """Before a step: what of its inputs is wide by the policy."""
         self._origins = {identity(tensor): _Origin("kept", name, "", 0) for name, tensor in kept.items()}
         self._origins |= {identity(tensor): _Origin("made", "`scheduled`", "", 0) for tensor in scheduled}
-        self._written, self._disguised = {}, set()
+        self._disguised = set()
 
     def saw(self, operation: Operation) -> None:
         """Applies the rules to one operation."""
         if self._narrow == torch.float32:
             return
-        self._follow_writes(operation)
         wide = [tensor for tensor in operation.outputs if tensor.dtype in _WIDE]
         # Of some operations torch_xla says that mixed operands give the narrow dtype; its programs give the wide one.
         dtypes = {tensor.dtype for tensor in operation.inputs if tensor.dim()}
@@ -122,7 +120,7 @@ class Promotions:
         """Where the wide result of an operation became wide; reports it when that is here."""
         narrow = [tensor for tensor in operation.inputs if tensor.dtype == self._narrow]
         wide = [tensor for tensor in operation.inputs if tensor.dtype in _WIDE]
-        origins = [origin for tensor in wide if (origin := self._origin_of(tensor))]
+        origins = [origin for tensor in wide if (origin := self._origins.get(identity(tensor)))]
         if not wide:
             return self._beginning(operation, bool(narrow))
         if operation.is_gradient and self._collected.cause(operation.line):
@@ -193,15 +191,6 @@ class Promotions:
             fix = f"the cast is within a function of PyTorch: write that out in the dtype of the features, {line}"
         name = operation.title if operation else "output"
         self._add("cast", name, origin.line, origin.at, f"{origin.what} cast to float32, which {how}", fix)
-
-    def _origin_of(self, tensor: Tensor) -> _Origin | None:
-        own = self._origins.get(identity(tensor))
-        return own if own and own.how == "mixed" else self._written.get(memory(tensor), own)
-
-    def _follow_writes(self, operation: Operation) -> None:
-        """What is copied into a part of a tensor, as pad_sequence does, decides where that became wide."""
-        if operation.name == "copy_" and (origin := self._origin_of(operation.inputs[1])):
-            self._written[memory(operation.inputs[0])] = origin
 
     def _add(self, kind: str, name: str, line: str, at: int, found: str, fix: str, expected: str = "") -> None:
         expected = expected or f"{dtype_name(self._narrow)} throughout"

@@ -101,7 +101,7 @@ class _Rehearsal:
         told = {finding.kind for finding in collected}
         graphs = [finding for finding in graphs if finding.kind not in told]
         checked = {
-            "optimizer tensors": 3 * len(run.step.slots) + len(run.step.sums),
+            "optimizer_tensors": 3 * len(run.step.slots) + len(run.step.sums),
             "inputs": len(buckets) * (len(batch) + 1),
             "operations": self._collected.now,
             "graphs": len(self._seen),
@@ -161,13 +161,13 @@ class _Rehearsal:
         self._watch.failed_at = ""
         try:
             return trace()
-        except Exception as error:  # whatever a user's model raises
+        except (Exception, SystemExit) as error:  # whatever a user's model raises
             self._has_failed = True
             for finding in self._reasons(error) if self._is_news else ():
                 self._collected.add(*astuple(finding))
         return None
 
-    def _reasons(self, error: Exception) -> Iterator[Finding]:
+    def _reasons(self, error: BaseException) -> Iterator[Finding]:
         model, slots = self._made.model, self._run.step.slots
         forward = line_of_function(model.forward)
         lost = [slot.name for slot in slots if slot.parameter.grad is None]

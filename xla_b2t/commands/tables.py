@@ -82,7 +82,7 @@ def print_report(report: Report) -> None:
 
 def summary_of(report: Report) -> str:
     """How much was looked at, and what came of it, in a line."""
-    counts = ", ".join(f"{count:,} {what}" for what, count in report.checked.items())
+    counts = ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in report.checked.items())
     found = {0: "clean", 1: "1 finding"}.get(len(report.findings), f"{len(report.findings)} findings")
     return f"{found}: {counts or 'the numbers alone'} in {report.seconds:.1f} s"
 

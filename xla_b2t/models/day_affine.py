@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from xla_b2t.errors import DtypeError
 from xla_b2t.models.bias import sum_rows
 
 
@@ -35,8 +36,12 @@ class DayAffine(nn.Module):
 
         Returns:
             A tensor like `features_BTC`.
+
+        Raises:
+            DtypeError: features and parameters are not of one dtype.
         """
-        assert features_BTC.dtype == self.day_weight.dtype, f"{features_BTC.dtype} meets {self.day_weight.dtype}"
+        if features_BTC.dtype != self.day_weight.dtype:
+            raise DtypeError(f"the features are {features_BTC.dtype}, the day layers are {self.day_weight.dtype}")
         weight_BCC = select_days(self.day_weight, days_B)
         bias_BC = select_days(self.day_bias, days_B)
         return softsign(add_day_bias(torch.bmm(features_BTC, weight_BCC), bias_BC))

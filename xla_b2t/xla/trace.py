@@ -29,12 +29,6 @@ def identity(tensor: torch.Tensor) -> int:
     return torch_xla._XLAC._xla_get_tensor_id(tensor) if is_plain else -id(tensor)
 
 
-def memory(tensor: torch.Tensor) -> int:
-    """A number that a value of the core shares with its views; a tensor elsewhere has a negative one."""
-    is_known = identity(tensor) > 0
-    return torch_xla._XLAC._xla_get_tensor_view_alias_id(tensor) if is_known else -id(tensor)
-
-
 @contextmanager
 def no_execution() -> Iterator[None]:
     """While it is open, reading an XLA tensor raises instead of running what was traced (and instead of a crash)."""
@@ -74,7 +68,7 @@ def trace(state: Sequence[torch.Tensor], step: Callable[[], Sequence[torch.Tenso
 
 
 def hlo_text(program: bytes) -> str:
-    """A program as text, without the lines of Python."""
+    """A program as text."""
     return xb.get_computation_hlo(xb.computation_from_module_proto("program", program))
 
 

@@ -18,10 +18,10 @@ class Decoder(nn.Module):
     def forward(self, features_BTC, input_bins_B, days_B):
         parts = []
         for trial in features_BTC.unbind(0):
-            wide = trial.float()  # finding: cast
+            wide = trial.float()
             parts.append((wide - wide.mean(dim=0)) / (wide.std(dim=0) + 1e-3))
         x = pad_sequence(parts, batch_first=True)
-        x = x + self.day_offset(days_B).unsqueeze(1)
+        x = x + self.day_offset(days_B).unsqueeze(1)  # finding: promotion
         logits = self.head(F.relu(self.encoder(patches(x, 4, 4)))).transpose(0, 1)
         return DecoderOutput(logits, patch_steps_of(input_bins_B, logits.shape[1], 4, 4))
 
