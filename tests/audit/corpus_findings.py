@@ -1,6 +1,7 @@
 """Looks at models of the corpus as a preflight does, one after the other: a line of JSON on stdout for each.
 
-In: names of models, a file of the corpus such as `broken/late_cast.py` or `model NAME` for one of ours. To be started
+In: names of models, a file of the corpus such as `broken/late_cast.py`, the absolute path of another file, which is
+looked at in two buckets, or `model NAME` for one of ours. To be started
 in the folder of the corpus, under `xla_b2t.xla.trace_environment.ENVIRONMENT`. A model that ends the process has no
 line, nor have those after it.
 """
@@ -9,6 +10,7 @@ import json
 import sys
 import traceback
 from dataclasses import asdict
+from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -22,7 +24,7 @@ from xla_b2t.data.groups import Bucket
 from xla_b2t.models.protocol import Sizes
 
 SIZES = Sizes(num_features=12, num_days=3, num_classes=41)
-SHAPES = Shapes(SIZES, (Bucket(40, 10), Bucket(60, 12)), num_ranks=2, trials=4, validation_trials=4)
+BUCKETS = (Bucket(40, 10), Bucket(60, 12))
 OURS = {"hidden": 16, "layers": 2, "patch_bins": 4, "patch_stride": 2}
 OPTIONS = {
     "gru_decoder": OURS,
@@ -44,7 +46,9 @@ def look(name: str) -> dict:
     try:
         made = construct(config.model, SIZES)
         arrived = stored.arrival(made, config)
-        rehearsed = rehearse(made, config, SHAPES)
+        # What is the same in every bucket is seen in one.
+        buckets = BUCKETS if Path(name).is_absolute() else BUCKETS[:1]
+        rehearsed = rehearse(made, config, Shapes(SIZES, buckets, num_ranks=2, trials=4, validation_trials=4))
     except BaseException:
         return {"error": traceback.format_exc()}
     found = told_once(arrived, rehearsed.findings)

@@ -74,7 +74,8 @@ def test_check_of_unlabelled_validation_split_names_it(groups):
 
 def test_check_of_missing_split_lists_those_that_are_there(groups):
     error = refusal(load(groups, "validation.split=dev"))
-    assert "dev: found train, val, test" in error.what
+    assert "dev: found no such split in " in error.what and "expected one of train, val, test" in error.what
+    assert error.where == "configuration: validation.split"
 
 
 def test_check_with_more_ranks_than_groups_says_how_many_are_needed(groups):

@@ -111,22 +111,24 @@ def test_too_large_refuses_an_unrolled_recurrence_of_247_steps():
 
 def test_different_of_equal_graphs_is_empty_whatever_line_they_come_from():
     moved = PROGRAM.replace("source_line=3", "source_line=4")
-    assert lowered.different(PROGRAM, PROGRAM, "train graph", "at the second update", "mine.py:3") == []
-    assert lowered.different(PROGRAM, moved, "train graph", "at the second update", "mine.py:3") == []
+    assert lowered.are_equal(PROGRAM, PROGRAM)
+    assert lowered.are_equal(PROGRAM, moved)
 
 
 def test_different_finds_another_operation_and_another_constant():
     more = with_line("%c.6 = f32[] constant(1)")
-    (finding,) = lowered.different(PROGRAM, more, "train graph", "at the second update", "mine.py:3")
+    assert not lowered.are_equal(PROGRAM, more)
+    finding = lowered.another(PROGRAM, more, "train graph", "at the second update", "mine.py:3")
     assert (finding.kind, finding.name, finding.where) == ("recompile", "train graph", "mine.py:3")
     assert finding.found == "another graph at the second update: 6 and 7 instructions"
     assert finding.expected == "one graph for each bucket: any other is a compile"
     assert "the rank" in finding.fix
     other = more.replace("constant(1)", "constant(2)")
-    (finding,) = lowered.different(more, other, "train graph", "on the last rank", "mine.py:3")
+    assert not lowered.are_equal(more, other)
+    finding = lowered.another(more, other, "train graph", "on the last rank", "mine.py:3")
     assert finding.found == "another graph on the last rank: 7 and 7 instructions"
 
 
 def test_different_of_two_traces_of_one_step_is_empty():
     first, again = text_of(torch.tanh), text_of(torch.tanh)
-    assert lowered.different(first, again, "train graph", "at the second update", "mine.py:3") == []
+    assert lowered.are_equal(first, again)

@@ -34,26 +34,47 @@ TRAINING = {
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = \(?(\w+)\[.*? ([a-z][\w\-]*)\(", re.MULTILINE)
 
 
-def in_a_child(what, folder, environment):
-    """What became of every model, by its name, and how the process ended."""
+def start(what, folder, environment):
+    """A child that goes through all models."""
     command = [sys.executable, str(Path(__file__).parent / "twin_steps.py"), what, str(folder)]
-    child = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    with open(folder / "stderr.txt", "w", encoding="utf-8") as log:
+        return subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL, stderr=log)
+
+
+def results_of(child, folder):
+    """What became of every model, by its name, and how the process ended."""
+    child.wait()
+    last_words = (folder / "stderr.txt").read_text(encoding="utf-8")[-2000:]
     lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
-    died = f"the process ended with {child.returncode} at {(folder / 'at.txt').read_text()}: {child.stderr[-2000:]}"
+    died = f"the process ended with {child.returncode} at {(folder / 'at.txt').read_text()}: {last_words}"
     return {result.pop("name"): result for result in map(json.loads, lines)}, died
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    return in_a_child("train", tmp_path_factory.mktemp("trained"), TRAINING)
+def children(tmp_path_factory):
+    """Folder and process of either child: they run side by side."""
+    folders = {what: tmp_path_factory.mktemp(what) for what in ("train", "trace")}
+    started = {
+        what: start(what, folders[what], environment)
+        for what, environment in (("train", TRAINING), ("trace", ENVIRONMENT))
+    }
+    yield {what: (child, folders[what]) for what, child in started.items()}
+    for child in started.values():
+        child.kill()
+        child.wait()
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory):
+def trained(children):
+    return results_of(*children["train"])
+
+
+@pytest.fixture(scope="module")
+def programs(children):
     """The whole step of each model, by its name."""
     for module in ("jax", "libtpu"):
         pytest.importorskip(module, reason="the TPU's compiler has wheels for CPython 3.11 and 3.12")
-    results, died = in_a_child("trace", tmp_path_factory.mktemp("traced"), ENVIRONMENT)
+    results, died = results_of(*children["trace"])
     assert list(results) == NAMES, died
     failed = {name: result["error"] for name, result in results.items() if "error" in result}
     assert not failed

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from xla_b2t.xla.device import to_device
-from xla_b2t.xla.trace import as_rank, computed, handles, hlo_text, identity, memory, no_execution, placeholders, trace
+from xla_b2t.xla.trace import as_rank, computed, handles, hlo_text, identity, no_execution, placeholders, trace
 
 
 def shapes(*sizes):
@@ -71,14 +71,7 @@ def test_identity_is_of_a_value_and_stays_with_it():
 def test_identity_of_a_tensor_elsewhere_is_negative():
     host, lost = torch.zeros(3), torch.zeros(3, device="meta")
     assert identity(host) < 0 and identity(lost) < 0
-    assert memory(host) < 0
     assert identity(host) != identity(lost)
-
-
-def test_memory_is_shared_by_views():
-    with no_execution():
-        (x,) = shapes((4, 3))
-        assert memory(x) == memory(x.view(3, 4)) == memory(x[1])
 
 
 def test_hlo_text_of_a_program_names_its_operations():

@@ -48,10 +48,13 @@ def too_large(text: str, graph: str) -> list[Finding]:
     return [Finding("size", graph, graph, f"{count:,} instructions", f"at most {LARGEST:,}", fix)]
 
 
-def different(first: str, again: str, graph: str, what: str, where: str) -> list[Finding]:
-    """Two traces of one graph, as text, that must be equal but for the names of their operations."""
-    if _METADATA.sub("", first) == _METADATA.sub("", again):
-        return []
+def are_equal(first: str, again: str) -> bool:
+    """Whether two programs, as text, are one but for where their operations come from."""
+    return _METADATA.sub("", first) == _METADATA.sub("", again)
+
+
+def another(first: str, again: str, graph: str, what: str, where: str) -> Finding:
+    """Two traces of one graph, as text, that must be equal and are not."""
     found = f"another graph {what}: {len(opcodes(first)):,} and {len(opcodes(again)):,} instructions"
     fix = "let nothing in forward depend on what an earlier step left, on the rank, or on chance of the host"
-    return [Finding("recompile", graph, where, found, "one graph for each bucket: any other is a compile", fix)]
+    return Finding("recompile", graph, where, found, "one graph for each bucket: any other is a compile", fix)
