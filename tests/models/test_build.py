@@ -233,20 +233,27 @@ def test_build_by_a_factory_that_gives_no_decoder_says_what_is_missing(users_fil
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "message"),
+    ("text", "line", "message", "way_out"),
     [
-        ("\nimport no_such_package_here\n", 2, "ModuleNotFoundError: No module named 'no_such_package_here'"),
-        ("x = 1\ndef build(:\n", 2, "SyntaxError: "),
-        ("def half():\n    return 1 / 0\n\nhalf()\n", 2, "ZeroDivisionError: division by zero"),
+        (
+            "\nimport no_such_package_here\n", 2, "ModuleNotFoundError: No module named 'no_such_package_here'",
+            "install no_such_package_here, or put the folder that it lies in on PYTHONPATH",
+        ),
+        ("x = 1\ndef build(:\n", 2, "SyntaxError: ", "correct the line"),
+        ("def half():\n    return 1 / 0\n\nhalf()\n", 2, "ZeroDivisionError: division by zero", "correct the line"),
+        (
+            "import sys\nsys.exit(3)\n", 2, "SystemExit: 3",
+            "move what reads the command line or ends the program under if __name__ == '__main__'",
+        ),
     ],
-)
-def test_build_by_a_factory_in_a_file_that_cannot_be_imported_names_the_line(tmp_path, text, line, message):
+)  # fmt: skip
+def test_build_by_a_factory_in_a_file_that_cannot_be_imported_names_the_line(tmp_path, text, line, message, way_out):
     path = tmp_path / "broken.py"
     path.write_text(text)
     what, where, fix = refused(ModelConfig(factory=f"{path}:build"))
     assert what.startswith(f"the file cannot be imported: {message}")
     assert where == f"{path}:{line}"
-    assert fix == "correct the line"
+    assert fix == way_out
 
 
 def test_build_by_a_factory_that_fails_names_the_line_of_the_users_file(tmp_path):

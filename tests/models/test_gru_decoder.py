@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from xla_b2t.config import ModelConfig
+from xla_b2t.errors import DtypeError
 from xla_b2t.models.build import build_model
 from xla_b2t.models.ctc import ctc_loss
 from xla_b2t.models.protocol import Sizes
@@ -88,7 +89,7 @@ def test_gru_decoder_dropout_acts_in_training_only():
 
 def test_gru_decoder_fed_another_dtype_names_both():
     features, input_bins, days = sample()
-    with pytest.raises(AssertionError, match=r"torch\.float32 meets torch\.bfloat16"):
+    with pytest.raises(DtypeError, match=r"the features are torch\.float32, the day layers are torch\.bfloat16"):
         small().bfloat16()(features, input_bins, days)
 
 
