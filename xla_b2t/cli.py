@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except Exception:
+    except Exception:  # the outermost boundary: nothing is swallowed, the traceback is shown and the exit code is 1
         traceback.print_exc()
         print(f"\nThis is a fault of {PROGRAM}, not yours. Please report it with the lines above.", file=sys.stderr)
         return 1

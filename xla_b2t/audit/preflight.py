@@ -130,7 +130,7 @@ def _died(line_file: Path, number: int, log: str) -> Finding:
     """torch_xla ends the process where a value is asked for that a placeholder does not have."""
     from xla_b2t.audit.lines import line_of_dump
 
-    line = line_of_dump(log) or (line_file.read_text().strip() if line_file.exists() else "")
+    line = line_of_dump(log) or (line_file.read_text(errors="replace").strip() if line_file.exists() else "")
     words = [text.partition("Check failed: ")[2] for text in log.splitlines() if "Check failed: " in text]
     found = f"an operation ended the process that traced it with {signal.Signals(number).name}"
     return Finding(
