@@ -8,9 +8,9 @@ import pytest
 
 from xla_b2t import config as configuration
 from xla_b2t.audit import inventory
-from xla_b2t.audit import preflight as module
 from xla_b2t.audit.preflight import preflight
 from xla_b2t.errors import UserError
+from xla_b2t.xla import tracing_process
 from xla_b2t.xla.trace_environment import ENVIRONMENT
 
 OURS = [
@@ -62,7 +62,7 @@ def children(monkeypatch):
         started.append(start(*args, **options))
         return started[-1]
 
-    monkeypatch.setattr(module.subprocess, "Popen", noted)
+    monkeypatch.setattr(tracing_process.subprocess, "Popen", noted)
     return started
 
 
@@ -74,7 +74,7 @@ def child_does(monkeypatch, tmp_path):
         script = tmp_path / "child.sh"
         script.write_text("\n".join(["#!/bin/sh", *lines, ""]))
         script.chmod(0o755)
-        monkeypatch.setattr(module.sys, "executable", str(script))
+        monkeypatch.setattr(tracing_process.sys, "executable", str(script))
 
     return replace
 
@@ -129,7 +129,7 @@ def test_preflight_hands_the_child_its_task_and_an_environment_to_trace_under(co
 
 
 def test_preflight_that_does_not_end_says_what_where_and_fix(config, child_does, children, monkeypatch):
-    monkeypatch.setattr(module, "_LIMIT_SECONDS", 0.2)
+    monkeypatch.setattr("xla_b2t.audit.preflight._LIMIT_SECONDS", 0.2)
     child_does("exec sleep 1000")
     with pytest.raises(UserError) as caught:
         preflight(config, 2)
@@ -141,7 +141,7 @@ def test_preflight_that_does_not_end_says_what_where_and_fix(config, child_does,
 
 
 def test_preflight_of_users_model_that_does_not_end_names_its_factory(config, child_does, monkeypatch, small_groups):
-    monkeypatch.setattr(module, "_LIMIT_SECONDS", 0.2)
+    monkeypatch.setattr("xla_b2t.audit.preflight._LIMIT_SECONDS", 0.2)
     monkeypatch.setattr(inventory, "numbers", lambda *_: [])
     child_does("exec sleep 1000")
     keys = [f"data.dir={small_groups}", "model.factory=mine.py:build"]

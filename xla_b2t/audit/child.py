@@ -8,7 +8,6 @@ with it. What was found until then, and the line of the operation at hand, are k
 import faulthandler
 import os
 import sys
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from xla_b2t.data.batch_plan import plan_batches
 from xla_b2t.data.groups import open_group_set
 from xla_b2t.errors import UserError
 from xla_b2t.models.protocol import Sizes
+from xla_b2t.xla.tracing_process import end_with_parent
 
 _LINE_BYTES = 400
 
@@ -93,15 +93,10 @@ def told_once(earlier: list[Finding], later: list[Finding]) -> list[Finding]:
 def main(folder: Path, parents_pipe: int) -> None:
     """Reads the task, looks, writes the report; ends when the other end of a pipe is closed, so with its parent."""
     faulthandler.enable()  # an operation that ends the process leaves its line in the log
-    threading.Thread(target=_follow, args=(parents_pipe,), daemon=True).start()
+    end_with_parent(parents_pipe)
     task = msgspec.json.decode((folder / "task.json").read_bytes(), type=Task)
     report = look(configuration.loads(task.config, "config"), task.num_ranks, folder)
     (folder / "report.json").write_bytes(msgspec.json.encode(report))
-
-
-def _follow(parents_pipe: int) -> None:
-    os.read(parents_pipe, 1)  # nothing is ever written to it
-    os._exit(1)
 
 
 if __name__ == "__main__":

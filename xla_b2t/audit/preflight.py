@@ -8,14 +8,12 @@ a process of their own (`child.py`).
 """
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +23,7 @@ from xla_b2t import config as configuration
 from xla_b2t.audit.findings import Finding, Report
 from xla_b2t.config import Config
 from xla_b2t.errors import UserError
-from xla_b2t.xla.trace_environment import ENVIRONMENT
+from xla_b2t.xla.tracing_process import LOG, tracing_process
 
 if TYPE_CHECKING:
     from xla_b2t.audit.resume import Resumed
@@ -58,7 +56,7 @@ def preflight(
         folder = Path(name)
         task = {"config": configuration.dumps(config), "num_ranks": num_ranks}
         (folder / "task.json").write_bytes(msgspec.json.encode(task))
-        with _child(folder) as child:
+        with tracing_process("xla_b2t.audit.child", folder) as child:
             from xla_b2t.audit.inventory import numbers
 
             with contextlib.redirect_stdout(sys.stderr):  # a user's file may print; stdout is for the result
@@ -70,43 +68,6 @@ def preflight(
     return Report((*findings, *others), report.checked, report.exceptions, seconds)
 
 
-@contextlib.contextmanager
-def _child(folder: Path) -> Iterator[subprocess.Popen]:
-    """The other process; it is gone when this ends, and when this process ends, however it does."""
-    theirs, ours = os.pipe()
-    command = [sys.executable, "-m", "xla_b2t.audit.child", str(folder), str(theirs)]
-    environment = {**os.environ, **ENVIRONMENT}
-    with open(folder / "log.txt", "wb") as log:
-        child = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs]
-        )
-    os.close(theirs)
-    try:
-        with _ended_by_sigterm():
-            yield child
-    finally:
-        child.kill()
-        child.wait()
-        os.close(ours)
-
-
-@contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Meanwhile SIGTERM ends this process as an exception does, with everything tidied up."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _report(child: subprocess.Popen, folder: Path, config: Config) -> Report:
     try:
         code = child.wait(_LIMIT_SECONDS)
@@ -116,7 +77,7 @@ def _report(child: subprocess.Popen, folder: Path, config: Config) -> Report:
             config.model.factory or config.model.name,
             "look in the model for a loop that does not end, or for a very long one over time",
         ) from None
-    log = (folder / "log.txt").read_text(errors="replace")
+    log = (folder / LOG).read_text(errors="replace")
     if code == 0:
         return msgspec.json.decode((folder / "report.json").read_bytes(), type=Report)
     if code > 0:
