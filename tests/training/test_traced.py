@@ -109,7 +109,8 @@ for name, overrides in json.load(sys.stdin).items():
         batch = blank_batch(8, 60, 16, 10)
         graphs = [run.update(batch), {"evaluate": run.evaluation(batch)}, run.update(batch, 7)]
         first, evaluation, again = ({key: hlo_text(text) for key, text in each.items()} for each in graphs)
-        said[name] = {"first": first, "again": again, **evaluation, "tensors": len(run.step.tensors())}
+        known = {key: {n: [p.role, p.name] for n, p in each.items()} for key, each in run.parameters.items()}
+        said[name] = {"first": first, "again": again, **evaluation, "parameters": known}
 print(json.dumps(said))
 """
 SMALL = ["model.options.hidden=8", "model.options.layers=1", "model.options.patch_bins=4", "model.options.kernel=false"]
@@ -162,6 +163,45 @@ def test_traced_run_evaluates_without_donating_or_reducing(runs):
     text = runs["plain"]["evaluate"]
     assert "alias" not in text.partition("\n")[0]
     assert "all-reduce(" not in text
+
+
+def shapes_of(text):
+    """Shapes of the program's parameters, by their numbers."""
+    entry = text[text.index("\nENTRY") :]
+    return {number: shape for shape, number in re.findall(r" = (\w+\[[\d,]*\])\S* parameter\((\d+)\)", entry)}
+
+
+@pytest.mark.parametrize("case", ["plain", "accumulation", "float32", "scheduled"])
+def test_traced_run_knows_every_parameter_of_its_programs_but_constants(runs, case):
+    programs = {**runs[case]["again"], "evaluate": runs[case]["evaluate"]}
+    for kind, text in programs.items():
+        shapes, known = shapes_of(text), runs[case]["parameters"][kind]
+        unknown = {shape for number, shape in shapes.items() if number not in known}
+        assert known.keys() <= shapes.keys()
+        assert len(set(map(tuple, known.values()))) == len(known)
+        assert all(re.fullmatch(r"\w+\[\]|s32\[\d+\]", shape) for shape in unknown)
+
+
+def test_traced_run_names_a_parameter_by_what_it_is_in_the_run(runs):
+    plain, split = runs["plain"], runs["accumulation"]
+    shapes = {
+        tuple(known): shapes_of(plain["again"]["train"])[number]
+        for number, known in plain["parameters"]["train"].items()
+    }
+    assert shapes["weight", "gru.weight_hh_l0"] == "bf16[24,8]"
+    assert shapes["master", "gru.weight_hh_l0"] == shapes["moment1", "gru.weight_hh_l0"] == "f32[24,8]"
+    assert shapes["input", "features_BTC"] == "bf16[8,60,16]"
+    assert shapes["input", "learning rate"] == "f32[5]"
+    assert ["sum", "gradient of gru.weight_hh_l0"] in split["parameters"]["micro"].values()
+    assert ["weight", "gru.weight_hh_l0"] in plain["parameters"]["evaluate"].values()
+    assert ["input", "scheduled"] in runs["scheduled"]["parameters"]["train"].values()
+
+
+def test_traced_run_donates_state_and_no_input(runs):
+    text, known = (runs["plain"][name]["train"] for name in ("again", "parameters"))
+    donated = re.findall(r"\{\d+\}: \((\d+), \{\}, may-alias\)", text.partition("\n")[0])
+    assert len(donated) == len([role for role, _ in known.values() if role != "input"])
+    assert {known[number][0] for number in donated} == {"weight", "master", "moment1", "moment2", "sum"}
 
 
 def test_traced_run_in_float32_has_no_matmul_and_no_state_in_bfloat16(runs):

@@ -4,7 +4,17 @@ import pytest
 import torch
 
 from xla_b2t.xla.device import to_device
-from xla_b2t.xla.trace import as_rank, computed, handles, hlo_text, identity, no_execution, placeholders, trace
+from xla_b2t.xla.trace import (
+    as_rank,
+    computed,
+    handles,
+    hlo_text,
+    identity,
+    no_execution,
+    placeholders,
+    trace,
+    trace_numbered,
+)
 
 
 def shapes(*sizes):
@@ -51,6 +61,21 @@ def test_trace_donates_a_parameter_that_is_copied_into():
 
         text = module_of(trace([weight, master], step))
     assert text.count("alias") == 3
+
+
+def test_trace_numbered_says_which_parameter_holds_which_tensor():
+    with no_execution():
+        weight, factor, unused = shapes((3,), (4, 3), (5,))
+
+        def step():
+            return [(factor * weight.mul_(2.0)).sum()]
+
+        traced = trace_numbered([weight], step, [unused, factor, weight])
+        text = hlo_text(traced.program)
+    missing, *numbers = traced.numbers
+    assert missing == -1
+    for number, shape in zip(numbers, (r"f32[4,3]{1,0}", r"f32[3]{0}"), strict=True):
+        assert f" = {shape} parameter({number})" in text
 
 
 def test_trace_of_a_step_that_reads_a_value_raises():

@@ -6,8 +6,10 @@ seconds.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import nn
@@ -20,8 +22,24 @@ from xla_b2t.training.step import TrainStep
 from xla_b2t.xla.compile_guard import CompileGuard
 from xla_b2t.xla.feed import DeviceBatch
 from xla_b2t.xla.target import V5E, tracing_for
-from xla_b2t.xla.trace import TracedWorld, no_execution, placeholders, trace
+from xla_b2t.xla.trace import TracedWorld, no_execution, placeholders, trace_numbered
 from xla_b2t.xla.trace_environment import ENVIRONMENT
+
+Role = Literal["weight", "master", "moment1", "moment2", "sum", "input"]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What a parameter of a program is in the run.
+
+    Attributes:
+        role: "weight" is what the model computes with, in its own dtype, buffers too; "master", "moment1" and "moment2"
+            are the optimizer's; "sum" is added up over micro-steps or updates; "input" arrives with every step.
+        name: of the weight in the model; of an input the field of `DeviceBatch`, or a few words.
+    """
+
+    role: Role
+    name: str
 
 
 class TracedRun:
@@ -38,6 +56,9 @@ class TracedRun:
     Attributes:
         step: the training step, whose state is placeholders.
         batch, controls_N, scheduled: inputs of the graph that was traced last.
+        parameters: by the name of a program ("train", "micro", "apply", "evaluate") what the parameters of the one
+            traced last are, by their numbers, which the TPU's compiler keeps. A number that is missing is a constant
+            that torch_xla hands over as an argument.
     """
 
     def __init__(self, model: nn.Module, num_classes: int, config: Config, num_ranks: int):
@@ -46,6 +67,7 @@ class TracedRun:
         self.batch: DeviceBatch | None = None
         self.controls_N = torch.empty(optimizer.NUM_CONTROLS, device="meta")
         self.scheduled: list[torch.Tensor] = []
+        self.parameters: dict[str, dict[int, Parameter]] = {}
 
     def update(
         self, batch: DeviceBatch, number: int = 0, watching: AbstractContextManager | None = None
@@ -74,7 +96,7 @@ class TracedRun:
         programs = {}
         with watching or nullcontext():
             for name, traced in parts.items():
-                programs[name] = trace(self.step.tensors(), traced)
+                programs[name] = self._program(name, self.step.tensors(), traced, self._of_update())
                 self._make_new()
         return programs
 
@@ -88,7 +110,34 @@ class TracedRun:
                 return decoding_step(self._model, self.batch, self._num_classes, self._config)
 
         with watching or nullcontext():
-            return trace([], decode)
+            return self._program("evaluate", [], decode, self._of_model())
+
+    def _program(
+        self,
+        name: str,
+        state: list[torch.Tensor],
+        traced: Callable[[], Sequence[torch.Tensor] | None],
+        known: list[tuple[Parameter, torch.Tensor]],
+    ) -> bytes:
+        parameters, tensors = zip(*known, strict=True)
+        found = trace_numbered(state, traced, tensors)
+        numbered = zip(found.numbers, parameters, strict=True)
+        self.parameters[name] = {number: parameter for number, parameter in numbered if number >= 0}
+        return found.program
+
+    def _of_model(self) -> list[tuple[Parameter, torch.Tensor]]:
+        weights = [*self._model.named_parameters(), *self._model.named_buffers()]
+        known = [(Parameter("weight", name), tensor) for name, tensor in weights]
+        return known + [(Parameter("input", name), tensor) for name, tensor in self.batch._asdict().items()]
+
+    def _of_update(self) -> list[tuple[Parameter, torch.Tensor]]:
+        slots, columns = self.step.slots, ("master", "moment1", "moment2")
+        known = [(Parameter(role, slot.name), getattr(slot, role)) for slot in slots for role in columns]
+        *accumulated, totals = self.step.sums
+        names = [f"gradient of {slot.name}" for slot in slots] + ["losses and trials"]
+        known += [(Parameter("sum", name), tensor) for name, tensor in zip(names, accumulated, strict=False)]
+        known += [(Parameter("sum", "running totals"), totals), (Parameter("input", "learning rate"), self.controls_N)]
+        return self._of_model() + known + [(Parameter("input", "scheduled"), tensor) for tensor in self.scheduled]
 
     def _prepare(self, batch: DeviceBatch) -> None:
         self.batch = DeviceBatch(*placeholders(list(batch)))

@@ -6,6 +6,7 @@ A placeholder has a shape and a dtype and nothing else; a step that reads one ba
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from unittest import mock
 
 import torch
@@ -16,6 +17,20 @@ import torch_xla.runtime
 
 from xla_b2t.xla.device import to_host
 from xla_b2t.xla.world import Graph
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A step as a program.
+
+    Attributes:
+        program: a serialised HloModuleProto.
+        numbers: for each tensor that was asked for the number of the program's parameter that holds it; -1 where the
+            program does without. The TPU's compiler keeps the numbers.
+    """
+
+    program: bytes
+    numbers: tuple[int, ...]
 
 
 def placeholders(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -51,20 +66,39 @@ def trace(state: Sequence[torch.Tensor], step: Callable[[], Sequence[torch.Tenso
     Returns:
         A serialised HloModuleProto.
     """
+    return trace_numbered(state, step, ()).program
+
+
+def trace_numbered(
+    state: Sequence[torch.Tensor],
+    step: Callable[[], Sequence[torch.Tensor] | None],
+    asked: Sequence[torch.Tensor],
+) -> Traced:
+    """Traces one step, and says which of the program's parameters is which tensor.
+
+    Args:
+        state, step: as of `trace`.
+        asked: placeholders, changed by the step or not.
+    """
     # A collective waits for the one before it, and a random number follows the last, in whichever graph they are; the
     # end of a graph that is run parts them, and here no graph is.
     core = torch_xla.device()
     torch_xla._XLAC._set_all_reduce_token(str(core), None)
     xm.set_rng_state(0, core)
     # Tensors of their own on the same data: an in-place operation changes the ones at hand.
-    before = [torch_xla._XLAC._get_tensors_xla_device_data_node([tensor])[1][0] for tensor in state]
+    before, asked_before = ([_on_same_data(tensor) for tensor in tensors] for tensors in (state, asked))
     outputs = [*state, *(step() or ())]
     context = torch_xla._XLAC.lowering.LoweringContext("step")
     context.set_name_string("step")
     context.build(outputs)
     parameters = [context.tensor_parameter_id(tensor) for tensor in before]
     aliases = [(output, parameter) for output, parameter in enumerate(parameters) if parameter >= 0]
-    return context.hlo() + _alias_config(aliases, is_tuple=len(outputs) > 1)
+    program = context.hlo() + _alias_config(aliases, is_tuple=len(outputs) > 1)
+    return Traced(program, tuple(context.tensor_parameter_id(tensor) for tensor in asked_before))
+
+
+def _on_same_data(tensor: torch.Tensor) -> torch.Tensor:
+    return torch_xla._XLAC._get_tensors_xla_device_data_node([tensor])[1][0]
 
 
 def hlo_text(program: bytes) -> str:
