@@ -76,7 +76,7 @@ def measure(groups: str, dtype: str) -> None:
     from xla_b2t import config as configuration
     from xla_b2t.data.groups import GroupReader, open_group_set
     from xla_b2t.models.build import build_model
-    from xla_b2t.models.protocol import Sizes
+    from xla_b2t.models.protocol import sizes_of
     from xla_b2t.training.step import TrainStep
     from xla_b2t.xla.compile_guard import CompileGuard
     from xla_b2t.xla.device import sync, to_device
@@ -85,7 +85,7 @@ def measure(groups: str, dtype: str) -> None:
 
     config = configuration.load("xla_b2t/demo.toml", [f"model.dtype={dtype}"])
     group_set = open_group_set(groups)
-    sizes = Sizes(group_set.num_features, len(group_set.sessions), group_set.num_classes)
+    sizes = sizes_of(group_set)
     world = Alone("cpu")
     world.reduces_in_graph = False  # gradients, and their application, are two graphs, as among processes
     step = TrainStep(build_model(config.model, sizes), sizes.num_classes, config, world, CompileGuard())

@@ -18,10 +18,11 @@ from xla_b2t import config as configuration
 from xla_b2t.audit import stored
 from xla_b2t.audit.child import told_once
 from xla_b2t.audit.construction import construct
-from xla_b2t.audit.rehearsal import Shapes, rehearse
+from xla_b2t.audit.rehearsal import rehearse
 from xla_b2t.config import ModelConfig
 from xla_b2t.data.groups import Bucket
 from xla_b2t.models.protocol import Sizes
+from xla_b2t.training.shapes import Shapes
 
 SIZES = Sizes(num_features=12, num_days=3, num_classes=41)
 BUCKETS = (Bucket(40, 10), Bucket(60, 12))

@@ -20,7 +20,7 @@ from xla_b2t.data.prebatch import PrebatchSettings, prebatch
 from xla_b2t.data.synth import SynthSettings, synthesize
 from xla_b2t.errors import UserError
 from xla_b2t.models.build import build_model
-from xla_b2t.models.protocol import Sizes
+from xla_b2t.models.protocol import sizes_of
 from xla_b2t.training.checkpoint import Checkpoint, CheckpointFolder
 from xla_b2t.training.step import initial_state
 
@@ -333,7 +333,7 @@ def begun(groups, tmp_path):
 
     def save(*keys, **columns):
         config, group_set = load(groups, *keys), open_group_set(groups)
-        sizes = Sizes(group_set.num_features, len(group_set.sessions), group_set.num_classes)
+        sizes = sizes_of(group_set)
         state = dataclasses.replace(initial_state(build_model(config.model, sizes, seed=1)), **columns)
         checkpoint = Checkpoint(
             7, state, configuration.dumps(config), group_set.conversion, 16, group_set.sessions, 16, 41

@@ -11,7 +11,7 @@ from xla_b2t.audit.findings import Finding
 from xla_b2t.audit.resume import Resumed, changed_batch, changed_data, changed_keys
 from xla_b2t.data.groups import open_group_set
 from xla_b2t.models.build import build_model, build_without_weights
-from xla_b2t.models.protocol import Sizes
+from xla_b2t.models.protocol import sizes_of
 from xla_b2t.training.checkpoint import Checkpoint, CheckpointFolder
 from xla_b2t.training.step import initial_state
 
@@ -32,7 +32,7 @@ def group_set(small_groups):
 
 @pytest.fixture(scope="module")
 def sizes(group_set):
-    return Sizes(group_set.num_features, len(group_set.sessions), group_set.num_classes)
+    return sizes_of(group_set)
 
 
 @pytest.fixture

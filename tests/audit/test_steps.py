@@ -6,7 +6,7 @@ from xla_b2t import config as configuration
 from xla_b2t.audit.steps import enough_steps
 from xla_b2t.data.groups import open_group_set
 from xla_b2t.models.build import build_without_weights
-from xla_b2t.models.protocol import Sizes
+from xla_b2t.models.protocol import sizes_of
 
 OURS = [
     "model.options.hidden=8",
@@ -25,7 +25,7 @@ def load(groups, *keys):
 
 def findings(config, *splits):
     group_set = open_group_set(config.data.dir)
-    sizes = Sizes(group_set.num_features, len(group_set.sessions), group_set.num_classes)
+    sizes = sizes_of(group_set)
     return enough_steps(config, group_set, build_without_weights(config.model, sizes), splits or ("train", "val"))
 
 

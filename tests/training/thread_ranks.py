@@ -28,7 +28,7 @@ from xla_b2t.data.batch_plan import plan_batches
 from xla_b2t.data.groups import GroupReader, open_group_set
 from xla_b2t.data.schedule import Schedule, deal
 from xla_b2t.models.build import build_model
-from xla_b2t.models.protocol import Sizes
+from xla_b2t.models.protocol import sizes_of
 from xla_b2t.training.step import TrainStep
 from xla_b2t.xla import world as worlds
 from xla_b2t.xla.compile_guard import CompileGuard
@@ -82,7 +82,7 @@ def train(ordinal, config, found):
     plan = plan_batches(config, group_set.group_size, world.size)
     schedule = Schedule("epochs", group_set.splits["train"], config.run.seed, plan.groups_per_update)
     guard = InTurn()
-    sizes = Sizes(group_set.num_features, len(group_set.sessions), group_set.num_classes)
+    sizes = sizes_of(group_set)
     step = TrainStep(build_model(config.model, sizes, seed=config.run.seed), sizes.num_classes, config, world, guard)
     held = sum(getattr(slot, column).numel() for slot in step.slots for column in ("master", "moment1", "moment2"))
     found[ordinal] = {"held": held, "initial": parameters(step.model)}

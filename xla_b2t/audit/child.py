@@ -17,12 +17,12 @@ from xla_b2t import config as configuration
 from xla_b2t.audit import stored
 from xla_b2t.audit.construction import construct
 from xla_b2t.audit.findings import Finding, Report, finding_of
-from xla_b2t.audit.rehearsal import Shapes, rehearse
+from xla_b2t.audit.rehearsal import rehearse
 from xla_b2t.config import Config
-from xla_b2t.data.batch_plan import plan_batches
 from xla_b2t.data.groups import open_group_set
 from xla_b2t.errors import UserError
-from xla_b2t.models.protocol import Sizes
+from xla_b2t.models.protocol import sizes_of
+from xla_b2t.training.shapes import Shapes, run_shapes
 from xla_b2t.xla.tracing_process import end_with_parent
 
 _LINE_BYTES = 400
@@ -42,7 +42,7 @@ def look(config: Config, num_ranks: int, folder: Path) -> Report:
     Where the groups cannot be opened or the model cannot be made there is nothing to look at; that is the one finding.
     """
     try:
-        shapes = run_shapes(config, num_ranks)
+        shapes = _shapes(config, num_ranks)
         made = construct(config.model, shapes.sizes)
     except UserError as error:
         return Report((finding_of(error, "model"),))
@@ -63,20 +63,18 @@ def look(config: Config, num_ranks: int, folder: Path) -> Report:
     return Report(tuple(told_once(arrived, rehearsed.findings)), checked, allowed)
 
 
-def run_shapes(config: Config, num_ranks: int) -> Shapes:
+def _shapes(config: Config, num_ranks: int) -> Shapes:
     """The shapes of a run from its groups' metadata; a group for a batch, where the configuration's cannot be had.
 
     Raises:
         UserError: as of `open_group_set`.
     """
     group_set = open_group_set(config.data.dir)
-    sizes = Sizes(group_set.num_features, len(group_set.sessions), group_set.num_classes)
     try:
-        plan = plan_batches(config, group_set.group_size, num_ranks)
+        return run_shapes(config, group_set, num_ranks)
     except UserError:  # a finding of the look at the numbers; the model can be looked at all the same
-        return Shapes(sizes, group_set.buckets, num_ranks, group_set.group_size, group_set.group_size)
-    validation_trials = plan.groups_per_validation_slot * group_set.group_size
-    return Shapes(sizes, group_set.buckets, num_ranks, plan.batch_size, validation_trials)
+        size = group_set.group_size
+        return Shapes(sizes_of(group_set), group_set.buckets, num_ranks, size, size)
 
 
 def told_once(earlier: list[Finding], later: list[Finding]) -> list[Finding]:

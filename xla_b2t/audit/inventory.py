@@ -25,7 +25,7 @@ from xla_b2t.data.groups import CONVERT, GroupSet, SplitIndex, open_group_set
 from xla_b2t.data.phonemes import NUM_CLASSES
 from xla_b2t.errors import UserError
 from xla_b2t.models.build import build_without_weights, with_all_options
-from xla_b2t.models.protocol import Sizes
+from xla_b2t.models.protocol import sizes_of
 from xla_b2t.training.weights import check_use, read_checkpoint, weights_file
 
 _KIND_OF = {
@@ -226,7 +226,7 @@ def _model_by_name(config: Config) -> list[Finding]:
 
 def _model(config: Config, group_set: GroupSet) -> tuple[nn.Module | None, list[Finding]]:
     try:
-        of_data = Sizes(group_set.num_features, len(group_set.sessions), group_set.num_classes)
+        of_data = sizes_of(group_set)
         return build_without_weights(config.model, of_data), []
     except UserError as error:
         return None, [finding_of(error, "model")]

@@ -24,25 +24,13 @@ from xla_b2t.config import Config
 from xla_b2t.data.groups import Bucket
 from xla_b2t.errors import DtypeError, UserError
 from xla_b2t.models.policy import DTYPES, kept_exception
-from xla_b2t.models.protocol import Sizes
+from xla_b2t.training.shapes import Shapes
 from xla_b2t.training.traced import TracedRun, blank_batch, traced_run
 from xla_b2t.xla.device import to_device
 from xla_b2t.xla.trace import as_rank, computed, handles, hlo_text, placeholders
 
 _LONGEST_MESSAGE = 300
 Note = Callable[[str, list[Finding] | None], None]
-
-
-@dataclass(frozen=True)
-class Shapes:
-    """What the graphs of a run depend on: sizes of the data, buckets, ranks, trials of a batch in training and in
-    validation."""
-
-    sizes: Sizes
-    buckets: tuple[Bucket, ...]
-    num_ranks: int
-    trials: int
-    validation_trials: int
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from xla_b2t.config import Config
 from xla_b2t.data.groups import GroupSet, SplitIndex
 from xla_b2t.errors import UserError, line_of
 from xla_b2t.models.build import build_model
-from xla_b2t.models.protocol import Sizes
+from xla_b2t.models.protocol import sizes_of
 
 _NAMED = 3
 """Trials that a finding names; the rest are counted."""
@@ -56,7 +56,7 @@ def promised_steps(
     steps, wrong = _ask(config, model, sorted(lengths))
     if wrong and config.model.factory and any(t.is_meta for t in (*model.parameters(), *model.buffers())):
         # It may count with the values of a buffer, which are not there without weights.
-        sizes = Sizes(group_set.num_features, len(group_set.sessions), group_set.num_classes)
+        sizes = sizes_of(group_set)
         try:
             model = build_model(config.model, sizes, seed=0)
         except UserError as error:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from xla_b2t.data.groups import GroupSet
 from xla_b2t.errors import UserError, line_of
 
 
@@ -32,6 +33,11 @@ class Sizes:
     """D, recording days; a trial's day is an index below it."""
     num_classes: int
     """K, class 0 is the CTC blank."""
+
+
+def sizes_of(group_set: GroupSet) -> Sizes:
+    """The sizes that a folder of groups has."""
+    return Sizes(group_set.num_features, len(group_set.sessions), group_set.num_classes)
 
 
 class AuxiliaryHead(NamedTuple):

@@ -19,7 +19,7 @@ from xla_b2t.errors import UserError
 from xla_b2t.evaluation.decode import SplitDecoder
 from xla_b2t.models.build import build_model
 from xla_b2t.models.policy import DTYPES
-from xla_b2t.models.protocol import Sizes
+from xla_b2t.models.protocol import sizes_of
 from xla_b2t.training.agreement import check_same_weights
 from xla_b2t.training.checkpoint import Checkpoint, CheckpointFolder, load_file
 from xla_b2t.training.clock import RunClock
@@ -89,7 +89,7 @@ class _Run:
         self.folder = CheckpointFolder(config.run.dir)
 
         self.guard = CompileGuard(job.allow_recompile)
-        sizes = Sizes(self.group_set.num_features, len(self.group_set.sessions), self.group_set.num_classes)
+        sizes = sizes_of(self.group_set)
         model = build_model(config.model, sizes, seed=config.run.seed)
         if job.init_from and not resumed:
             start_from(model, job.init_from, self.group_set.sessions, config.data.dir)

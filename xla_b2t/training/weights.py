@@ -16,7 +16,7 @@ from xla_b2t.config import ModelConfig
 from xla_b2t.data.groups import GroupSet
 from xla_b2t.errors import UserError
 from xla_b2t.models.build import build_without_weights
-from xla_b2t.models.protocol import Sizes
+from xla_b2t.models.protocol import sizes_of
 from xla_b2t.training import checkpoint as own
 from xla_b2t.training import nejm
 from xla_b2t.training.checkpoint import Checkpoint, CheckpointFolder
@@ -162,7 +162,7 @@ def check_use(checkpoint: Checkpoint, path: str, config: ModelConfig, group_set:
             group_set.folder,
             "give groups with the features that it was trained on",
         )
-    sizes = Sizes(group_set.num_features, len(group_set.sessions), group_set.num_classes)
+    sizes = sizes_of(group_set)
     model = build_without_weights(config, sizes)
     ordered = for_sessions(checkpoint, path, group_set.sessions, group_set.folder)
     try:
