@@ -209,7 +209,7 @@ def test_numbers_with_a_batch_that_is_not_whole_groups_are_a_finding(groups):
     assert found.kind == "batch"
     assert found.found == "train.batch_size is 12, the data was pre-batched in groups of 8 trials"
     assert (found.where, found.expected) == ("configuration: train.batch_size", "")
-    assert found.fix == "use a multiple of 8, or pre-batch again with --group-size"
+    assert found.fix == "use a multiple of 8 or a number that divides it, or pre-batch again with --group-size"
 
 
 def test_numbers_with_groups_of_another_layout_name_dtype_place_and_count(groups, copied):

@@ -14,14 +14,15 @@ from xla_b2t.audit.lines import (
     line_of_function,
     line_of_traceback,
     line_that_prints,
-    shown,
 )
+from xla_b2t.xla.frames import INSTALLED as INSTALLED_FOLDERS
+from xla_b2t.xla.frames import shown
 
 HERE = Path(__file__)
 TORCH = str(Path(torch.__file__).parent / "functional.py")
 TRAINER = str(Path(lines.__file__).parents[1] / "models" / "patches.py")
 AUDIT = str(Path(lines.__file__).parent / "surroundings.py")
-INSTALLED = f"{lines._INSTALLED[0]}/somebody/layers.py"
+INSTALLED = f"{INSTALLED_FOLDERS[0]}/somebody/layers.py"
 
 
 def place_of(name):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from xla_b2t.xla.slices import slice_named
 from xla_b2t.xla.tpu_compiler import compile_programs
 from xla_b2t.xla.trace import hlo_text
 from xla_b2t.xla.trace_environment import ENVIRONMENT
@@ -106,7 +107,7 @@ def test_model_that_the_audit_lets_pass_trains_without_a_second_compile(trained,
 def test_models_that_the_audit_lets_pass_are_taken_by_the_compiler_of_a_v5e(programs):
     names = list(chosen(programs))
     assert 10 <= len(names) <= 25
-    verdicts = compile_programs([programs[name] for name in names], "v5e:2x4", CORES)
+    verdicts = compile_programs([programs[name] for name in names], slice_named("v5e-8"), CORES)
     refused = {
         name: verdict.crash or verdict.refusal
         for name, verdict in zip(names, verdicts, strict=True)

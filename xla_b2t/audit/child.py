@@ -60,7 +60,8 @@ def look(config: Config, num_ranks: int, folder: Path) -> Report:
 
         rehearsed = rehearse(made, config, shapes, note)
     checked = {"parameters": parameters, "buffers": buffers, **rehearsed.checked}
-    return Report(tuple(told_once(arrived, rehearsed.findings)), checked, allowed)
+    findings = tuple(told_once(arrived, rehearsed.findings))
+    return Report(findings, checked, allowed, planned_bytes=rehearsed.planned_bytes)
 
 
 def _shapes(config: Config, num_ranks: int) -> Shapes:

@@ -36,12 +36,15 @@ class Report:
         checked: how many parameters, buffers, optimizer tensors, inputs, operations and graphs were looked at.
         exceptions: what the configuration allows beyond the policy, in words.
         seconds: time it took.
+        planned_bytes: HBM that training needs of a core in the longest bucket, by arithmetic (`memory/estimate.py`); 0
+            where no step could be traced.
     """
 
     findings: tuple[Finding, ...]
     checked: dict[str, int] = field(default_factory=dict)
     exceptions: tuple[str, ...] = ()
     seconds: float = 0.0
+    planned_bytes: int = 0
 
 
 class Collected:

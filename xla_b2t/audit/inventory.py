@@ -77,7 +77,7 @@ def numbers(
         plan, wrong = _plan(config, group_set, num_ranks)
         found += wrong
         if plan:
-            found += enough_groups(group_set, num_ranks * plan.accumulation)
+            found += enough_groups(group_set, num_ranks * plan.slots_per_update)
         if resumed:
             found += _resumed(resumed, config, group_set, model, plan)
         elif config.train.init_from and model:

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 
 from xla_b2t.audit.findings import Finding
-from xla_b2t.audit.lines import shown
+from xla_b2t.xla.frames import shown
 
 LARGEST = 60_000
 """Instructions of one graph. An unrolled loop of 247 GRU steps has 100,000, and compiles for many minutes."""

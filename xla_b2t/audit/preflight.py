@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,7 +66,7 @@ def preflight(
     # What keeps the other process from looking is, as a rule, what was found here.
     others = [finding for finding in report.findings if not (findings and finding.kind == _NOTHING_TO_LOOK_AT)]
     seconds = round(time.monotonic() - began, 2)
-    return Report((*findings, *others), report.checked, report.exceptions, seconds)
+    return replace(report, findings=(*findings, *others), seconds=seconds)
 
 
 def _report(child: subprocess.Popen, folder: Path, config: Config) -> Report:

@@ -23,10 +23,12 @@ from xla_b2t.audit.watch import LARGEST_STEP, TooLarge, Watch
 from xla_b2t.config import Config
 from xla_b2t.data.groups import Bucket
 from xla_b2t.errors import DtypeError, UserError
+from xla_b2t.memory.graphs import graph_of, waiting_bytes
 from xla_b2t.models.policy import DTYPES, kept_exception
 from xla_b2t.training.shapes import Shapes
 from xla_b2t.training.traced import TracedRun, blank_batch, traced_run
 from xla_b2t.xla.device import to_device
+from xla_b2t.xla.feed import DeviceBatch
 from xla_b2t.xla.trace import as_rank, computed, handles, hlo_text, placeholders
 
 _LONGEST_MESSAGE = 300
@@ -35,10 +37,11 @@ Note = Callable[[str, list[Finding] | None], None]
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """Findings in the order of the step, and counts of what was looked at."""
+    """Findings in the order of the step, counts of what was looked at, and HBM that training needs by arithmetic."""
 
     findings: list[Finding]
     checked: dict[str, int]
+    planned_bytes: int = 0
 
 
 def rehearse(made: Construction, config: Config, shapes: Shapes, note: Note = lambda line, findings: None) -> Rehearsed:
@@ -77,13 +80,16 @@ class _Rehearsal:
         buckets = sorted(shapes.buckets, key=lambda bucket: bucket.input_bins)
         stored = optimizer_state(run.step.slots, run.step.sums, self._made.model)
         graphs: list[Finding] = []
+        planned_bytes = 0
         for bucket in buckets:
-            for kind, program in (*self._updates(bucket).items(), ("evaluate", self._evaluation(bucket))):
+            programs = self._updates(bucket)
+            for kind, program in (*programs.items(), ("evaluate", self._evaluation(bucket))):
                 graphs += self._look(kind, bucket, program) if program else []
+            planned_bytes = self._planned_bytes(programs, bucket) if bucket is buckets[-1] else 0
         # Without the watch nothing is made up for a step to go on with: reading a value would end the process.
         if not self._watch.went_on and not self._has_failed and "host-random" not in self._collected.kinds():
             graphs = self._same_again(buckets[0]) + graphs
-        batch = blank_batch(shapes.trials, buckets[0].input_bins, shapes.sizes.num_features, buckets[0].label_slots)
+        batch = self._blank(buckets[0], shapes.trials)
         collected = self._collected.list()
         # A program has what the operations were blamed for already.
         told = {finding.kind for finding in collected}
@@ -94,7 +100,21 @@ class _Rehearsal:
             "operations": self._collected.now,
             "graphs": len(self._seen),
         }
-        return Rehearsed([*stored, *inputs(batch, run.controls_N, "feed"), *collected, *graphs], checked)
+        findings = [*stored, *inputs(batch, run.controls_N, "feed"), *collected, *graphs]
+        return Rehearsed(findings, checked, planned_bytes)
+
+    def _planned_bytes(self, programs: dict[str, bytes], bucket: Bucket) -> int:
+        """HBM that training needs in this bucket, by arithmetic; 0 where that does not understand an operation. It is
+        for people: no run may end by it."""
+        waiting = waiting_bytes(self._blank(bucket, self._shapes.trials), self._config)
+        try:
+            graphs = [graph_of(self._run, name, program, waiting) for name, program in programs.items()]
+        except (KeyError, ValueError, IndexError):
+            return 0
+        return max((graph.needed_bytes for graph in graphs), default=0)
+
+    def _blank(self, bucket: Bucket, trials: int) -> DeviceBatch:
+        return blank_batch(trials, bucket.input_bins, self._shapes.sizes.num_features, bucket.label_slots)
 
     def _same_again(self, bucket: Bucket) -> list[Finding]:
         """The second update, and the last rank, must be given the graph that the first was. Seen on a model made anew,
@@ -125,15 +145,13 @@ class _Rehearsal:
 
     def _updates(self, bucket: Bucket, number: int = 0, run: TracedRun | None = None) -> dict[str, bytes]:
         """The programs of an update; watched, but on another run than the one that is rehearsed."""
-        shapes = self._shapes
-        batch = blank_batch(shapes.trials, bucket.input_bins, shapes.sizes.num_features, bucket.label_slots)
+        batch = self._blank(bucket, self._shapes.trials)
         if run:
             return self._attempt(lambda: run.update(batch, number)) or {}
         return self._attempt(lambda: self._run.update(batch, number, self._watching())) or {}
 
     def _evaluation(self, bucket: Bucket) -> bytes:
-        shapes = self._shapes
-        batch = blank_batch(shapes.validation_trials, bucket.input_bins, shapes.sizes.num_features, bucket.label_slots)
+        batch = self._blank(bucket, self._shapes.validation_trials)
         return self._attempt(lambda: self._run.evaluation(batch, self._watching())) or b""
 
     @contextmanager

@@ -19,11 +19,12 @@ from torch.nn.modules import module as hooks
 from torch.utils._pytree import tree_leaves
 
 from xla_b2t.audit.findings import Collected
-from xla_b2t.audit.lines import is_users, line_here, line_of_function, line_that_prints, shown
+from xla_b2t.audit.lines import is_users, line_here, line_of_function, line_that_prints
 from xla_b2t.audit.operation import described, dtype_name
 from xla_b2t.audit.promotions import Promotions
 from xla_b2t.models.protocol import AuxiliaryHead, DecoderOutput
 from xla_b2t.xla import scan
+from xla_b2t.xla.frames import shown
 from xla_b2t.xla.trace import identity
 
 

@@ -139,6 +139,14 @@ class TracedRun:
         known += [(Parameter("sum", "running totals"), totals), (Parameter("input", "learning rate"), self.controls_N)]
         return self._of_model() + known + [(Parameter("input", "scheduled"), tensor) for tensor in self.scheduled]
 
+    def beside(self, name: str) -> list[torch.Tensor]:
+        """The state that lies on the core while a program runs and is no argument of it, such as the optimizer's while
+        a split is decoded. Of the program of that name that was traced last."""
+        known, arguments = self._of_update(), set(self.parameters[name].values())
+        # By identity: two names may share a tensor.
+        held = {id(tensor) for parameter, tensor in known if parameter in arguments or parameter.role == "input"}
+        return list({id(tensor): tensor for _, tensor in known if id(tensor) not in held}.values())
+
     def _prepare(self, batch: DeviceBatch) -> None:
         self.batch = DeviceBatch(*placeholders(list(batch)))
         self._make_new()
@@ -151,18 +159,22 @@ class TracedRun:
 
 
 @contextmanager
-def traced_run(model: nn.Module, num_classes: int, config: Config, num_ranks: int) -> Iterator[TracedRun]:
-    """A `TracedRun`, as on a TPU v5e; while it is open, nothing can be run on an XLA device."""
+def traced_run(
+    model: nn.Module, num_classes: int, config: Config, num_ranks: int, kind: str = V5E
+) -> Iterator[TracedRun]:
+    """A `TracedRun`, as on that kind of device; while it is open, nothing can be run on an XLA device."""
     missing = {name for name, value in ENVIRONMENT.items() if os.environ.get(name) != value}
     assert not missing, f"set before the process starts: {missing}"
-    with no_execution(), tracing_for(V5E):
+    with no_execution(), tracing_for(kind):
         yield TracedRun(model, num_classes, config, num_ranks)
 
 
-def trace_train_step(model: nn.Module, num_classes: int, config: Config, num_ranks: int, batch: DeviceBatch) -> bytes:
-    """The program of one update without accumulation; arguments as of `TracedRun`."""
+def trace_train_step(
+    model: nn.Module, num_classes: int, config: Config, num_ranks: int, batch: DeviceBatch, kind: str = V5E
+) -> bytes:
+    """The program of one update without accumulation; arguments as of `TracedRun` and `traced_run`."""
     assert config.train.accumulation == 1, "with accumulation an update is two programs"
-    with traced_run(model, num_classes, config, num_ranks) as run:
+    with traced_run(model, num_classes, config, num_ranks, kind) as run:
         return run.update(batch)["train"]
 
 

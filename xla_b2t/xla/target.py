@@ -6,6 +6,10 @@ from contextlib import contextmanager
 V5E = "TPU v5 lite"
 """Kinds of device are named as PJRT names them."""
 
+FEWEST_ROWS = 32
+"""A tile of weights takes a TPU's matrix unit as long to load as so many rows to multiply: the schedules of our kernels
+at 8 to 32 rows."""
+
 # Of the whole process, since a backward pass is traced on a thread of autograd's own. A process that traces for a
 # device that it does not have does nothing else (`xla/trace.py`).
 _traced_for: list[str] = []

@@ -16,6 +16,7 @@ import torch_xla.core.xla_model as xm
 import torch_xla.runtime
 
 from xla_b2t.xla.device import to_host
+from xla_b2t.xla.wire import field, varint, whole_number
 from xla_b2t.xla.world import Graph
 
 
@@ -163,18 +164,6 @@ def _alias_config(aliases: Sequence[tuple[int, int]], is_tuple: bool) -> bytes:
     """
     entries = b""
     for output, parameter in aliases:
-        index = _field(1, _varint(output)) if is_tuple else b""
-        entries += _field(1, index + _varint(2 << 3) + _varint(parameter) + _varint(4 << 3) + _varint(1))
-    return _field(8, entries) if entries else b""
-
-
-def _field(number: int, payload: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(payload)) + payload
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])
+        index = field(1, varint(output)) if is_tuple else b""
+        entries += field(1, index + whole_number(2, parameter) + whole_number(4, 1))
+    return field(8, entries) if entries else b""

@@ -1,7 +1,9 @@
-"""A process that traces steps, since torch_xla must be imported for that under an environment of its own.
+"""A process that does not outlive the one that started it, and one that traces steps.
 
-In: a module to run, and a folder for what goes in and comes out. Out: the process. It ends with the one that started
-it, however that ends. What the two say to each other is left to them.
+In: a module to run and what it is given. Out: the process. It ends with the one that started it, however that ends.
+What the two say to each other is left to them.
+
+Tracing needs a process, since torch_xla must be imported for that under an environment of its own.
 """
 
 import contextlib
@@ -10,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from xla_b2t.xla.trace_environment import ENVIRONMENT
@@ -21,18 +23,38 @@ LOG = "log.txt"
 
 @contextlib.contextmanager
 def tracing_process(module: str, folder: Path) -> Iterator[subprocess.Popen]:
-    """Starts `python -m MODULE FOLDER PIPE`; it is gone when this ends, and when this process ends, however it does.
+    """Starts `python -m MODULE FOLDER PIPE`, ready to trace; the rest as of `child_process`.
 
     Args:
         module: calls `end_with_parent` with the number of the pipe.
         folder: of both.
     """
+    with child_process(module, [str(folder)], ENVIRONMENT, folder / LOG) as child:
+        yield child
+
+
+@contextlib.contextmanager
+def child_process(
+    module: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path
+) -> Iterator[subprocess.Popen]:
+    """Starts `python -m MODULE ARGUMENT... PIPE`; it is gone when this ends, and when this one does, however it does.
+
+    Args:
+        module: calls `end_with_parent` with the number of the pipe.
+        arguments: of the module.
+        environment: what differs from this process's.
+        log: a file for what it writes to stdout and stderr.
+    """
     theirs, ours = os.pipe()
-    command = [sys.executable, "-m", module, str(folder), str(theirs)]
-    environment = {**os.environ, **ENVIRONMENT}
-    with open(folder / LOG, "wb") as log:
+    command = [sys.executable, "-m", module, *arguments, str(theirs)]
+    with open(log, "wb") as file:
         child = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs]
+            command,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            pass_fds=[theirs],
         )
     os.close(theirs)
     try:
@@ -42,6 +64,15 @@ def tracing_process(module: str, folder: Path) -> Iterator[subprocess.Popen]:
         child.kill()
         child.wait()
         os.close(ours)
+
+
+def is_running(child: subprocess.Popen, wait_seconds: float) -> bool:
+    """Whether the process goes on, after waiting so long for its end."""
+    try:
+        child.wait(wait_seconds)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
 
 
 def end_with_parent(pipe: int) -> None:
