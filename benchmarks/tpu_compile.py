@@ -1,12 +1,11 @@
 """What the TPU's own compiler says to a whole training step, ours beside others, on a machine without a TPU.
 
 The step is all of it: forward, loss, backward, reduction over the cores, clipping, update, with its buffers donated.
-It is traced on placeholders and compiled by libtpu for one core of a v5e slice. Milliseconds are the compiler's own
-estimates with loops counted by their trips; a Pallas kernel, which has none, counts the cycles of its schedule
-(compiled once more, alone) or the time of its bytes, whichever is more. What the cores send each other is printed in
-bytes and not timed.
+It is traced on placeholders, for all devices of a slice, and compiled by libtpu for one of them. Milliseconds are
+predicted (`xla_b2t/memory/step_time.py`); benchmarks/roofline_tpu.py holds the prediction against what is known.
 
 Usage: python benchmarks/tpu_compile.py [--only ours torch_xla] [--bins 1000] [--batch 64] [--largest] [--lines 10]
+       [--slice v5e-8]
 Needs the extra `tpu-compiler`.
 """
 
@@ -21,14 +20,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from xla_b2t.memory.chips import CHIPS
+from xla_b2t.xla.slices import Slice, slice_named
+
 GIB = 2**30
-CLOCK_GHZ, HBM_BYTES, HBM_GB_S = 1.5, 15.75 * GIB, 819  # a v5e core, as the compiler and Google's pages have it
-CORES, SLICE = 8, "v5e:2x4"
 FEATURES, DAYS, CLASSES, LABELS = 512, 45, 41, 64
 CONFIGS = Path(__file__).parents[1] / "configs"
 
 BASELINE, THREE = CONFIGS / "gru_baseline.toml", CONFIGS / "noise_split_687m.toml"
 CONTESTANTS = {
+    "demo": (CONFIGS / "demo.toml", []),
     "ours": (BASELINE, []),
     "ours, loop, no kernel": (BASELINE, ["model.options.kernel=false"]),
     "torch_xla nn.GRU": (BASELINE, []),
@@ -41,7 +42,7 @@ GRU_OF = {"torch_xla nn.GRU": "torch_xla", "noise_split, torch_xla nn.GRU": "tor
 
 @dataclass(frozen=True)
 class Row:
-    """One contestant at one batch; the second half only where the compiler accepts it."""
+    """One contestant at one batch. What follows `compile_s` is there if it fits, but `largest` if it does not."""
 
     batch: int
     fits: bool
@@ -54,7 +55,9 @@ class Row:
     kernel_ms: float = 0.0
     loop_ms: float = 0.0
     sent_mb: float = 0.0
+    limits: tuple[tuple[str, float], ...] = ()
     lines: tuple[tuple[float, str], ...] = ()
+    largest: tuple = ()
 
 
 def main() -> None:
@@ -65,41 +68,45 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[64], help="tried in turn until one fits")
     parser.add_argument("--largest", action="store_true", help="search the largest batch that fits, in steps of 16")
     parser.add_argument("--lines", type=int, default=0, help="costliest Python lines to print")
-    parser.add_argument("--trace", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--slice", default="v5e-8", help="by the name that Google gives it")
+    parser.add_argument("--trace", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    goal = slice_named(args.slice)
     if args.trace:
-        trace(args.only[0], int(args.trace[0]), args.bins, args.trace[1])
+        trace(args.only[0], int(args.trace[0]), args.bins, goal, args.trace[1])
         return
-    print(f"one core of {SLICE}, {CORES} cores, T={args.bins}, {DAYS} days; {HBM_BYTES / GIB} GiB of HBM")
+    hbm = CHIPS[goal.chip].hbm_bytes / GIB
+    print(f"a device of {goal.name}, {goal.cores} of them, T={args.bins}, {DAYS} days; {hbm:.2f} GiB of HBM")
     for name in args.only:
-        rows = largest(name, args.bins) if args.largest else until_fits(name, args.bins, args.batch)
+        rows = largest(name, args.bins, goal) if args.largest else until_fits(name, args.bins, args.batch, goal)
         for row in rows:
             show(name, row, args.lines)
 
 
-def until_fits(name: str, bins: int, batches: list[int]) -> Iterator[Row]:
+def until_fits(name: str, bins: int, batches: list[int], goal: Slice) -> Iterator[Row]:
     """Rows down to the first that fits."""
     for batch in batches:
-        row = measure(name, batch, bins)
+        row = measure(name, batch, bins, goal)
         yield row
         if row.fits:
             return
 
 
-def largest(name: str, bins: int, step: int = 16) -> Iterator[Row]:
+def largest(name: str, bins: int, goal: Slice, step: int = 16) -> Iterator[Row]:
     """Rows of a search: two that fit give a line, whose end is tried and then walked along."""
-    rows = [measure(name, batch, bins) for batch in (step, 2 * step)]
+    rows = [measure(name, batch, bins, goal) for batch in (step, 2 * step)]
     yield from rows
     if not all(row.fits for row in rows):
         return
     slope = (rows[1].peak_gib - rows[0].peak_gib) / step
-    batch = 2 * step + int((HBM_BYTES / GIB - rows[1].peak_gib) / slope) // step * step
-    row = measure(name, batch, bins)
+    hbm_gib = CHIPS[goal.chip].hbm_bytes / GIB
+    batch = 2 * step + int((hbm_gib - rows[1].peak_gib) / slope) // step * step
+    row = measure(name, batch, bins, goal)
     yield row
     direction = 1 if row.fits else -1
     while True:
         batch += direction * step
-        row = measure(name, batch, bins)
+        row = measure(name, batch, bins, goal)
         yield row
         if row.fits != (direction == 1):
             return
@@ -110,43 +117,40 @@ def show(name: str, row: Row, num_lines: int) -> None:
     head = f"{name:30} B={row.batch:<4} trace {row.trace_s:4.1f} s, compile {row.compile_s:5.0f} s  "
     if not row.fits:
         print(f"{head}refused: {row.words}", flush=True)
+        for one in row.largest:
+            print(f"    {one.bytes / GIB:7.2f} GiB  {one.shape.partition('{')[0]}  {one.what}  {shortened(one.where)}")
         return
     print(
         f"{head}peak {row.peak_gib:5.2f} GiB  {row.tflop:5.2f} TFLOP  {row.ms:6.1f} ms "
-        f"(kernels {row.kernel_ms:.1f}, loops {row.loop_ms:.1f})  {row.batch / row.ms * 1000:5.0f} trials/s a core  "
-        f"sends {row.sent_mb:.0f} MB",
+        f"(kernels {row.kernel_ms:.1f}, loops {row.loop_ms:.1f})  {row.batch / row.ms * 1000:5.0f} trials/s a device  "
+        f"sends {row.sent_mb:.0f} MB; " + ", ".join(f"{limit} {ms:.1f}" for limit, ms in row.limits),
         flush=True,
     )
     for milliseconds, line in row.lines[:num_lines]:
         print(f"    {milliseconds:7.2f} ms  {line}")
 
 
-def measure(name: str, batch: int, bins: int) -> Row:
+def measure(name: str, batch: int, bins: int, goal: Slice) -> Row:
     """Traces and compiles one contestant."""
-    from xla_b2t.memory import compiled_program
+    from xla_b2t.memory import refusal
+    from xla_b2t.memory.step_time import predict
     from xla_b2t.xla.tpu_compiler import compile_program
     from xla_b2t.xla.trace_environment import ENVIRONMENT
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "step.hlo"
-        command = [sys.executable, __file__, "--only", name, "--bins", str(bins), "--trace", str(batch), str(path), "-"]
+        options = ["--only", name, "--bins", str(bins), "--slice", goal.name, "--trace", str(batch), str(path)]
+        command = [sys.executable, __file__, *options]
         began = time.monotonic()
         subprocess.run(command, env={**os.environ, **ENVIRONMENT}, check=True, capture_output=True)
         trace_s = time.monotonic() - began
-        verdict = compile_program(path.read_bytes(), SLICE, CORES)
-        if not verdict.accepted or verdict.peak_bytes > HBM_BYTES:
-            words = re.search(r"Used [^.]*\.\d+\w of \S+ hbm|Allocation \(size=\d+\)[^:]*", verdict.refusal)
-            said = words.group() if words else f"peak {verdict.peak_bytes / GIB:.2f} GiB"
-            return Row(batch, False, said, trace_s, verdict.seconds)
-        program = compiled_program.parse(verdict.text)
-        found = compiled_program.costs(program, HBM_GB_S / CLOCK_GHZ)
-        kernels = [cost for cost in found if "tpu_custom_call" in cost.instruction.text]
-        cycles = scheduled_cycles(verdict.text, batch, bins) if kernels else {}
-        kernel_cycles = sum(max(cost.cycles, cycles[is_forward(cost)]) for cost in kernels)
-        rest = [cost for cost in found if cost not in kernels]
-        sent_shapes = [cost.instruction.shape.replace("S(1)", "") for cost in found if cost.kind == "collective"]
-        sent = sum(compiled_program.num_bytes(shape) for shape in sent_shapes)
-        lines = [(count / CLOCK_GHZ / 1e6, shortened(source)) for source, count in compiled_program.by_source(rest)]
+        chip = CHIPS[goal.chip]
+        verdict = compile_program(path.read_bytes(), goal, goal.cores)
+        if not verdict.accepted or verdict.peak_bytes > chip.hbm_bytes:
+            why = refusal.explained(verdict, {}, 3)
+            said = why.words or f"peak {verdict.peak_bytes / GIB:.2f} GiB"
+            return Row(batch, False, said, trace_s, verdict.seconds, largest=why.largest)
+        found = predict(verdict.text, chip, goal.cores)
         return Row(
             batch,
             True,
@@ -154,12 +158,13 @@ def measure(name: str, batch: int, bins: int) -> Row:
             trace_s,
             verdict.seconds,
             verdict.peak_bytes / GIB,
-            compiled_program.flops(program, found) / 1e12,
-            (kernel_cycles + sum(cost.cycles for cost in rest)) / CLOCK_GHZ / 1e6,
-            kernel_cycles / CLOCK_GHZ / 1e6,
-            sum(cost.cycles for cost in rest if cost.loops) / CLOCK_GHZ / 1e6,
-            sent / 1e6,
-            tuple(lines),
+            found.flops / 1e12,
+            found.ms,
+            found.kernel_ms,
+            found.loop_ms,
+            found.sent_bytes / 1e6,
+            tuple(found.ms_by_limit.items()),
+            tuple((ms, shortened(source)) for source, ms in found.ms_by_source.items()),
         )
 
 
@@ -168,46 +173,7 @@ def shortened(source: str) -> str:
     return re.sub(r".*/(xla_b2t|site-packages)/", r"\1/", source)
 
 
-def is_forward(cost) -> bool:
-    """Two results, or one, leave the forward kernel; four the backward one."""
-    return cost.instruction.shape.count("[") <= 2
-
-
-def scheduled_cycles(text: str, batch: int, bins: int) -> dict[bool, float]:
-    """Cycles of the forward and the backward kernel over all steps, from the bundles that the compiler scheduled."""
-    import torch
-
-    from xla_b2t.xla import gru_kernel
-    from xla_b2t.xla.target import V5E, tracing_for
-    from xla_b2t.xla.tpu_compiler import compile_program
-    from xla_b2t.xla.trace import no_execution, placeholders
-    from xla_b2t.xla.trace import trace as trace_program
-
-    steps, hidden = (bins - 14) // 4 + 1, 768
-    shapes = {
-        True: ((steps, batch, 3 * hidden), (batch, hidden), (hidden, 3 * hidden), (hidden,)),
-        False: (
-            *((steps, batch, hidden), (steps, batch, hidden), (batch, hidden)),
-            *((steps, batch, 4 * hidden), (3 * hidden, hidden)),
-        ),
-    }
-    found = {}
-    for forward, sizes in shapes.items():
-        with no_execution(), tracing_for(V5E):
-            tensors = placeholders([torch.empty(size, dtype=torch.bfloat16, device="meta") for size in sizes])
-            kernel = (lambda *t: gru_kernel.forward(*t, keep=True)) if forward else gru_kernel.backward
-            program = trace_program([], lambda kernel=kernel, tensors=tensors: kernel(*tensors))
-        with tempfile.TemporaryDirectory() as folder:
-            compile_program(program, SLICE, 1, (f"--xla_jf_dump_to={folder}", "--xla_jf_dump_llo_text=true"))
-            # A file for each operation, and one for the program; the kernel is by far the longest operation.
-            paths = Path(folder).glob("*schedule-analysis_final_bundles.txt")
-            schedules = [path.read_text() for path in paths if "-TLP-" not in path.name]
-        bundles = [int(re.search(r"total scheduled bundles:\s*(\d+)", schedule).group(1)) for schedule in schedules]
-        found[forward] = steps * max(bundles)
-    return found
-
-
-def trace(name: str, batch: int, bins: int, path: str) -> None:
+def trace(name: str, batch: int, bins: int, goal: Slice, path: str) -> None:
     """The child: writes the program of one contestant."""
     import torch
 
@@ -222,7 +188,8 @@ def trace(name: str, batch: int, bins: int, path: str) -> None:
         model = build_model(config.model, Sizes(FEATURES, DAYS, CLASSES))
         if name in GRU_OF:
             replace_stacks(model, GRU_OF[name])
-    program = trace_train_step(model, CLASSES, config, CORES, blank_batch(batch, bins, FEATURES, LABELS))
+    shapes = blank_batch(batch, bins, FEATURES, LABELS)
+    program = trace_train_step(model, CLASSES, config, goal.cores, shapes, goal.kind)
     Path(path).write_bytes(program)
 
 

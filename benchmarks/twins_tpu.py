@@ -16,16 +16,17 @@ import tempfile
 from pathlib import Path
 
 TRACING = Path(__file__).parents[1] / "tests" / "audit" / "twin_steps.py"
-CORES, SLICE = 8, "v5e:2x4"
+CORES, SLICE = 8, "v5e-8"
 
 
 def main() -> int:
     """Prints a line for each model that is not taken, and the counts; 1 where there is one."""
+    from xla_b2t.xla.slices import slice_named
     from xla_b2t.xla.tpu_compiler import compile_programs
 
     programs, refused = traced()
     firsts = {text: name for name, (text, _) in reversed(programs.items())}
-    verdicts = compile_programs([programs[name][1] for name in firsts.values()], SLICE, CORES)
+    verdicts = compile_programs([programs[name][1] for name in firsts.values()], slice_named(SLICE), CORES)
     by_text = dict(zip(firsts, verdicts, strict=True))
     for name, (text, _) in programs.items():
         verdict = by_text[text]

@@ -45,8 +45,8 @@ def trips(computations: Computations, loop: "Instruction", around: "list[Instruc
     known = _KNOWN.search(loop.text)
     if known:
         return int(known.group(1))
-    condition, body = (computations[called(loop, role)] for role in ("condition", "body"))
-    state = _Run(computations, around, [])[loop.operands[0]]
+    condition, body = (_by_name(computations[called(loop, role)]) for role in ("condition", "body"))
+    state = _Run(computations, _by_name(around), [])[loop.operands[0]]
     for turns in range(_MOST_TRIPS):
         goes_on = _Run(computations, condition, [state]).result() if state else None
         if goes_on is None:
@@ -65,15 +65,22 @@ def called(instruction: "Instruction", role: str) -> str:
     return re.search(rf"\b{role}=%?([\w.\-]+)", instruction.text).group(1)
 
 
+def _by_name(instructions: "list[Instruction]") -> "dict[str, Instruction]":
+    """Instructions by name; the one that is returned also as "ROOT", which is no name."""
+    named = {instruction.name: instruction for instruction in instructions}
+    named["ROOT"] = next(instruction for instruction in instructions if instruction.is_root)
+    return named
+
+
 class _Run:
     """Values of one run of a computation, as far as they are asked for.
 
     A value is an integer; a list of values for a tuple; None where it is no scalar integer or not known.
     """
 
-    def __init__(self, computations: Computations, instructions: "list[Instruction]", arguments: list[Any]):
+    def __init__(self, computations: Computations, by_name: "dict[str, Instruction]", arguments: list[Any]):
         self._computations = computations
-        self._by_name = {instruction.name: instruction for instruction in instructions}
+        self._by_name = by_name
         self._arguments = arguments
         self._values: dict[str, Any] = {}
 
@@ -85,8 +92,7 @@ class _Run:
 
     def result(self) -> Any:
         """Value of the root."""
-        (root,) = (name for name, instruction in self._by_name.items() if instruction.is_root)
-        return self[root]
+        return self["ROOT"]
 
     def _run(self, instruction: "Instruction") -> Any:
         scalar = _SCALAR.match(instruction.shape)
@@ -112,7 +118,7 @@ class _Run:
             return values[0][int(re.search(r"\bindex=(\d+)", text).group(1))] if values[0] else None
         if opcode in ("fusion", "call"):
             inside = self._computations[called(instruction, "calls" if opcode == "fusion" else "to_apply")]
-            return _Run(self._computations, inside, values).result()
+            return _Run(self._computations, _by_name(inside), values).result()
         if opcode == "copy-start":
             return [*values, *values, None]
         if opcode == "copy-done":

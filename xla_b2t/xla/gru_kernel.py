@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from xla_b2t.xla import tpu_kernel
-from xla_b2t.xla.target import device_kind
+from xla_b2t.xla.target import FEWEST_ROWS, device_kind
 
 _LANES = 128
 _ROWS = 8
@@ -82,12 +82,13 @@ def backward(
 
 
 def _cost(*arrays: Any, steps: int, trials: int, hidden: int) -> Any:
-    """What the compiler's scheduler is told: the arrays pass through HBM once; a state takes three rows of products."""
+    """For scheduler and prediction: the arrays pass through HBM once, a state takes three rows of products."""
     from jax.experimental import pallas as pl
 
     states = steps * trials * hidden
     moved = sum(array.size * array.dtype.itemsize for array in arrays)
-    return pl.CostEstimate(flops=6 * states * hidden, bytes_accessed=moved, transcendentals=3 * states)
+    flops = 6 * steps * max(trials, FEWEST_ROWS) * hidden * hidden
+    return pl.CostEstimate(flops=flops, bytes_accessed=moved, transcendentals=3 * states)
 
 
 def _forward(x: Any, first: Any, weights: Any, bias: Any, keep: bool, interpret: bool = False) -> Any:
