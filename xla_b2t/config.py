@@ -131,7 +131,8 @@ class TrainConfig(Record):
 
     steps: AtLeastOne = 120_000
     batch_size: ZeroOrMore = 0
-    """Trials a core and micro-step, a multiple of the group size; 0 follows from `global_batch`.
+    """Trials a core and micro-step, a multiple of the group size or a number that divides it; 0 follows from
+    `global_batch`.
 
     Of the two, a file or an override that gives one alone means that one: the other becomes 0.
     """

@@ -15,7 +15,7 @@ import pytest
 from xla_b2t.data.groups import open_group_set
 from xla_b2t.errors import UserError
 from xla_b2t.training.loop import _refuse_not_finite
-from xla_b2t.training.step import Totals
+from xla_b2t.training.totals import Totals
 
 sys.path.insert(0, str(Path(__file__).parent))
 from whole_runs import arguments, call, call_apart, events, losses, make_groups, train, weights

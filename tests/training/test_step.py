@@ -9,6 +9,7 @@ from xla_b2t import config as configuration
 from xla_b2t.data.groups import Batch
 from xla_b2t.errors import UserError
 from xla_b2t.models.protocol import AuxiliaryHead, DecoderOutput
+from xla_b2t.training import step as training_step
 from xla_b2t.training.step import TrainStep, initial_state
 from xla_b2t.xla.compile_guard import CompileGuard
 from xla_b2t.xla.device import to_device
@@ -207,6 +208,27 @@ def test_step_that_does_not_reach_a_parameter_names_it(xla_device):
         run(make(model))
     assert caught.value.what == "the loss does not depend on the parameter unused"
     assert "requires_grad=False" in caught.value.fix
+
+
+@pytest.mark.parametrize(("name", "calls"), [("sync", 3), ("to_host", 1)])
+def test_step_out_of_hbm_in_its_update_says_what_helps_and_not_a_smaller_batch(xla_device, monkeypatch, name, calls):
+    step = make(Small(), "train.accumulation=2")
+    real, done = getattr(training_step, name), []
+
+    def refused(*arguments):
+        done.append(arguments)
+        if len(done) == calls:
+            raise RuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 2G of 1G hbm.")
+        return real(*arguments)
+
+    monkeypatch.setattr(training_step, name, refused)
+    there = [DeviceBatch(*to_device(list(as_tensors(host_batch())))) for _ in range(2)]
+    with pytest.raises(UserError) as caught:
+        step.run(6, 0, iter(there))
+    what, where, fix = caught.value.what, caught.value.where, caught.value.fix
+    assert what.startswith("out of HBM, in the update of the parameters, which takes as much with a smaller batch: Ran")
+    assert where == "step 7, its update"
+    assert fix.startswith("train fewer parameters") and fix.endswith("xla_b2t plan-memory")
 
 
 class Wrong(Small):

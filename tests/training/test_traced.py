@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+from xla_b2t.training import traced as traced_module
+from xla_b2t.training.traced import traced_run
+from xla_b2t.xla.target import V5E, device_kind
 from xla_b2t.xla.trace_environment import ENVIRONMENT
 
 pytest.importorskip("jax", reason="reads HLO, and writes kernels; JAX has wheels for CPython 3.11 and 3.12")
@@ -99,6 +102,7 @@ from xla_b2t import config as configuration
 from xla_b2t.models.build import build_without_weights
 from xla_b2t.models.protocol import Sizes
 from xla_b2t.training.traced import blank_batch, traced_run
+from xla_b2t.xla.hlo_metadata import settled
 from xla_b2t.xla.trace import hlo_text
 
 said = {}
@@ -110,7 +114,8 @@ for name, overrides in json.load(sys.stdin).items():
         graphs = [run.update(batch), {"evaluate": run.evaluation(batch)}, run.update(batch, 7)]
         first, evaluation, again = ({key: hlo_text(text) for key, text in each.items()} for each in graphs)
         known = {key: {n: [p.role, p.name] for n, p in each.items()} for key, each in run.parameters.items()}
-        said[name] = {"first": first, "again": again, **evaluation, "parameters": known}
+        alike = [[use(graphs[0][key]) == use(graphs[2][key]) for key in first] for use in (bytes, settled)]
+        said[name] = {"first": first, "again": again, **evaluation, "parameters": known, "alike": alike}
 print(json.dumps(said))
 """
 SMALL = ["model.options.hidden=8", "model.options.layers=1", "model.options.patch_bins=4", "model.options.kernel=false"]
@@ -151,6 +156,23 @@ def test_traced_run_gives_a_later_update_the_graph_that_the_first_had(runs, case
     assert {kind: without_lines(text) for kind, text in first.items()} == {
         kind: without_lines(text) for kind, text in again.items()
     }
+
+
+@pytest.mark.parametrize("case", ["plain", "accumulation", "scheduled"])
+def test_traced_run_gives_a_later_update_the_same_bytes_once_it_is_settled(runs, case):
+    as_traced, as_settled = runs[case]["alike"]
+    assert not any(as_traced), "the names of operations count on, or this shows nothing"
+    assert all(as_settled)
+
+
+def test_traced_run_is_for_the_kind_of_device_that_is_asked_for(monkeypatch):
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(traced_module, "TracedRun", lambda *_: device_kind())
+    with traced_run(None, 41, None, 4, "TPU v4") as kind:
+        assert kind == "TPU v4"
+    with traced_run(None, 41, None, 8) as kind:
+        assert kind == V5E
 
 
 def test_traced_run_reduces_over_ranks_once_for_all_micro_steps(runs):

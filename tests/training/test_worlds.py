@@ -33,9 +33,11 @@ def threads(alone, tmp_path_factory):
     """What each of four ranks found that were threads of one process, for each way to train."""
     output = tmp_path_factory.mktemp("threads") / "found.pt"
     script = Path(__file__).parent / "thread_ranks.py"
-    command = [sys.executable, script, alone[1] / "config.toml", "4", output, *map(" ".join, WAYS.values())]
+    refused = {"refused by all": "train.steps=2 refuse=0,1,2,3", "refused by one": "train.steps=2 refuse=2"}
+    trainings = {**{way: " ".join(keys) for way, keys in WAYS.items()}, **refused}
+    command = [sys.executable, script, alone[1] / "config.toml", "4", output, *trainings.values()]
     subprocess.run(command, check=True, timeout=240)
-    return dict(zip(WAYS, torch.load(output, weights_only=True), strict=True))
+    return dict(zip(trainings, torch.load(output, weights_only=True), strict=True))
 
 
 @pytest.mark.parametrize(("accumulation", "sharded"), WAYS)
@@ -68,3 +70,22 @@ def test_graph_world_of_threads_trains_like_processes_and_like_one_rank(
                 np.testing.assert_allclose(
                     ended_as[part][parameter], tensor, rtol=1e-3, atol=2e-5, err_msg=f"{part} of {parameter}"
                 )
+
+
+def test_graph_world_refused_for_hbm_on_every_core_goes_on_in_micro_steps_from_the_same_state(threads):
+    whole, smaller = threads[1, False], threads[2, False]
+    for rank, found in enumerate(threads["refused by all"]):
+        assert found["refused"] == [0, 1, 2, 3]
+        assert found["counts"] == (2, 0, 0), "a micro-step and applying; the graph that was refused never compiled"
+        assert found["losses"] == smaller[rank]["losses"][:2]
+        for parameter, weight in found["initial"].items():
+            assert torch.equal(weight, whole[rank]["initial"][parameter]), parameter
+
+
+def test_graph_world_refused_for_hbm_on_one_core_alone_ends_every_rank_with_the_way_on(threads):
+    errors = [found["error"] for found in threads["refused by one"]]
+    assert len(errors) == 4
+    for rank, (what, where, _) in enumerate(errors):
+        assert what.startswith("out of HBM on some ranks alone, while the others wait for them inside the graph")
+        assert ("Used 2G of 1G" in what) == (rank == 2)
+        assert where == "the core's memory"

@@ -5,12 +5,16 @@ trace and start each step one after the other, and if the client runs what it is
 
 Usage: thread_ranks.py CONFIG NUM_RANKS OUTPUT [KEYS ...]. Each KEYS, such as "optimizer.sharded=true train.steps=4", is
 a training of its own, one after the other. OUTPUT gets a list for each: what each rank found.
+
+The words "refuse=0,2" among KEYS let the compiler of these ranks refuse the first graph for want of HBM. Where that is
+not all of them, the others wait inside the graph for ever, and it must be the last training.
 """
 
 import os
 import sys
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 
 os.environ.update(
     PJRT_DEVICE="CPU",
@@ -27,16 +31,20 @@ from xla_b2t import config as configuration
 from xla_b2t.data.batch_plan import plan_batches
 from xla_b2t.data.groups import GroupReader, open_group_set
 from xla_b2t.data.schedule import Schedule, deal
+from xla_b2t.errors import UserError
 from xla_b2t.models.build import build_model
 from xla_b2t.models.protocol import sizes_of
+from xla_b2t.training import step as training_step
 from xla_b2t.training.step import TrainStep
 from xla_b2t.xla import world as worlds
+from xla_b2t.xla.attempt import OutOfHbm
 from xla_b2t.xla.compile_guard import CompileGuard
-from xla_b2t.xla.device import to_device, to_host
+from xla_b2t.xla.device import sync, to_device, to_host
 from xla_b2t.xla.feed import DeviceBatch, as_tensors
 
 one_at_a_time = threading.Lock()
 results = []
+to_be_refused = set()
 
 
 class InTurn(CompileGuard):
@@ -66,18 +74,44 @@ def may_compile_in_turn():
         yield
 
 
-def run_rank(ordinal, configs, output):
+def sync_or_refuse():
+    """As a compiler refuses it: torch_xla has forgotten by then what was traced. The lock is held."""
+    rank = torch_xla.runtime.global_ordinal()
+    if rank not in to_be_refused:
+        return sync()
+    to_be_refused.discard(rank)
+    torch_xla._XLAC._set_allow_execution(False)
+    try:
+        sync()
+    except RuntimeError:
+        raise RuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 2G of 1G hbm.") from None
+    finally:
+        torch_xla._XLAC._set_allow_execution(True)
+
+
+def run_rank(ordinal, trainings, output):
     """One rank, through all trainings."""
-    for number, config in enumerate(configs):
-        train(ordinal, config, results[number])
+    for number, (config, refused) in enumerate(trainings):
+        meeting_place = Path(output).parent / f"meeting-{number}"
+        meeting_place.mkdir(exist_ok=True)
+        if ordinal == 0:
+            to_be_refused.update(refused)
+        everyone.wait()
+        try:
+            train(ordinal, config, results[number], str(meeting_place))
+        except UserError as error:
+            results[number][ordinal] = {"error": error.args}
+            everyone.wait()
+            break
     if ordinal == 0:
         torch.save([[found[rank] for rank in sorted(found)] for found in results], output)
+        os._exit(0)  # a core that waits inside a graph cannot be called back
 
 
-def train(ordinal, config, found):
+def train(ordinal, config, found, meeting_place):
     """One rank in one training; what it found goes into `found`."""
     group_set = open_group_set(config.data.dir)
-    world = InStep()
+    world = InStep(meeting_place)
     assert (world.rank, world.size) == (ordinal, int(sys.argv[2]))
     plan = plan_batches(config, group_set.group_size, world.size)
     schedule = Schedule("epochs", group_set.splits["train"], config.run.seed, plan.groups_per_update)
@@ -88,11 +122,19 @@ def train(ordinal, config, found):
     found[ordinal] = {"held": held, "initial": parameters(step.model)}
     losses = []
     with GroupReader(group_set, "train") as reader:
-        for number in range(config.train.steps):
+        while len(losses) < config.train.steps:
+            number = len(losses)
             update = schedule.update(number)
-            mine = deal(update.groups, plan.groups_per_update, world.size, plan.accumulation)[world.rank]
+            mine = deal(update.groups, plan.groups_per_update, world.size, plan.slots_per_update)[world.rank]
             batches = [DeviceBatch(*to_device(list(as_tensors(reader.read(groups, update.bucket))))) for groups in mine]
-            step.run(number, update.bucket, iter(batches))
+            try:
+                step.run(number, update.bucket, iter(batches))
+            except OutOfHbm as error:
+                found[ordinal] |= {"refused": error.ranks}
+                plan = plan.smaller()
+                guard.forget("train", "apply")
+                step.accumulate(plan.accumulation)
+                continue
             everyone.wait()
             losses.append(step.totals().mean_loss)
     counts = guard.compiles, guard.compiles_after_warmup, guard.host_fallbacks
@@ -114,7 +156,12 @@ if __name__ == "__main__":
     everyone = threading.Barrier(int(sys.argv[2]))
     assert torch_xla.runtime.device_type() == "CPU"
     # What each process of `xmp.spawn` does with its devices.
-    configs = [configuration.load(sys.argv[1], keys.split()) for keys in sys.argv[4:]]
-    results += [{} for _ in configs]
-    target = pjrt._SpawnFn(run_rank, configs, sys.argv[3])
+    training_step.sync = sync_or_refuse
+    trainings = []
+    for keys in map(str.split, sys.argv[4:]):
+        refused = [int(rank) for key in keys if key.startswith("refuse=") for rank in key[len("refuse=") :].split(",")]
+        config = configuration.load(sys.argv[1], [key for key in keys if not key.startswith("refuse=")])
+        trainings.append((config, refused))
+    results += [{} for _ in trainings]
+    target = pjrt._SpawnFn(run_rank, trainings, sys.argv[3])
     pjrt._run_thread_per_device(0, 1, target, pjrt.initialize_multiprocess)

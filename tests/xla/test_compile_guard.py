@@ -46,6 +46,19 @@ def test_watch_that_allows_recompiles_counts_them(xla_device):
     assert (guard.compiles, guard.compiles_after_warmup) == (3, 2)
 
 
+def test_watch_of_a_phase_that_was_forgotten_may_compile_once_more(xla_device):
+    guard = CompileGuard()
+    double(guard, 0, torch.ones(9, 11))
+    with guard.watch("evaluate", 0, "features (9, 11)"):
+        pass
+    guard.forget("train", "apply")
+    assert not guard.knows("train", 0) and guard.knows("evaluate", 0)
+    double(guard, 0, torch.ones(10, 11))
+    assert guard.compiles_after_warmup == 0
+    with pytest.raises(UserError, match=r"compiled before: evaluate features \(9, 11\); train features \(10, 11\)"):
+        double(guard, 0, torch.ones(12, 11))
+
+
 def add_logarithms(guard):
     (tensor,) = to_device([torch.rand(3, 3)])
     with guard.watch("train", 0, "features (3, 3)"):

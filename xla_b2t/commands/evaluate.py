@@ -119,10 +119,11 @@ def evaluate_rank(world: "World", job: EvaluationJob) -> None:
     from xla_b2t import config as configuration
     from xla_b2t.data.groups import GroupReader, open_group_set
     from xla_b2t.data.phonemes import PHONEMES
-    from xla_b2t.evaluation.decode import SplitDecoder
+    from xla_b2t.evaluation.decode import DecodingFallback, SplitDecoder
     from xla_b2t.models.build import build_model
     from xla_b2t.models.policy import DTYPES
     from xla_b2t.models.protocol import Sizes
+    from xla_b2t.training.fallback import explaining, way_out_of_decoding
     from xla_b2t.training.kernel_check import check_kernels, turn_off_kernels
     from xla_b2t.training.step import place_weights
     from xla_b2t.training.weights import for_sessions, read_checkpoint
@@ -135,7 +136,15 @@ def evaluate_rank(world: "World", job: EvaluationJob) -> None:
     groups_per_core = max(1, job.batch_size // group_set.group_size)
     if job.no_kernel:
         turn_off_kernels(model)
-    check_kernels(model, DTYPES[config.model.dtype], groups_per_core * group_set.group_size, trains=False)
+    dtype = DTYPES[config.model.dtype]
+    check_kernels(model, dtype, groups_per_core * group_set.group_size, trains=False)
+
+    def told(fallback: DecodingFallback) -> None:
+        check_kernels(model, dtype, fallback.after, trains=False)
+        if world.rank == 0:
+            said = f"\n  {fallback.text}" if fallback.text else ""
+            print(fallback.in_words() + said, file=sys.stderr, flush=True)
+
     place_weights(model, config.model, checkpoint.state)
     guard = CompileGuard(job.allow_recompile)
     decoder = SplitDecoder(
@@ -146,8 +155,13 @@ def evaluate_rank(world: "World", job: EvaluationJob) -> None:
         guard,
         groups_per_core,
         job.head,
+        on_fallback=told,
     )
     with (
+        explaining(
+            lambda: way_out_of_decoding("--batch-size ", decoder.batch_size, group_set.group_size),
+            lambda: f"decoding {job.split}",
+        ),
         GroupReader(group_set, job.split) as reader,
         open(Path(job.output_dir) / f"rank-{world.rank}.jsonl", "w", encoding="utf-8") as file,
     ):

@@ -4,6 +4,7 @@ In: a `Job`. Out: the run directory, written by rank 0. Every decision (validate
 number or from a value that was reduced over all ranks first, so that no rank ever decides alone.
 """
 
+import gc
 import math
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from xla_b2t.data.batch_plan import plan_batches
 from xla_b2t.data.groups import Batch, GroupReader, open_group_set
 from xla_b2t.data.schedule import Schedule, Update, deal
 from xla_b2t.errors import UserError
-from xla_b2t.evaluation.decode import SplitDecoder
+from xla_b2t.evaluation.decode import DecodingFallback, SplitDecoder
 from xla_b2t.models.build import build_model
 from xla_b2t.models.policy import DTYPES
 from xla_b2t.models.protocol import sizes_of
@@ -24,12 +25,16 @@ from xla_b2t.training.agreement import check_same_weights
 from xla_b2t.training.checkpoint import Checkpoint, CheckpointFolder, load_file
 from xla_b2t.training.clock import RunClock
 from xla_b2t.training.events import EventLog
+from xla_b2t.training.fallback import explaining, fall_back, memory_keys, way_out, way_out_of_decoding
 from xla_b2t.training.kernel_check import check_kernels
+from xla_b2t.training.memory_log import MemoryLog
 from xla_b2t.training.progress import Progress
-from xla_b2t.training.step import Totals, TrainStep, initial_state
+from xla_b2t.training.step import TrainStep, initial_state
 from xla_b2t.training.summary import Course, write_summary
+from xla_b2t.training.totals import Totals
 from xla_b2t.training.validation import validate
 from xla_b2t.training.weights import start_from
+from xla_b2t.xla.attempt import OutOfHbm
 from xla_b2t.xla.compile_guard import CompileGuard
 from xla_b2t.xla.device import device
 from xla_b2t.xla.feed import DeviceBatch, Feed
@@ -47,6 +52,7 @@ class Job:
         seconds: what the parent has taken already, by phase.
         started: when the ranks were started, in seconds since the epoch.
         init_from: file whose weights a new run begins with; "" draws them from the seed.
+        planned_bytes: HBM that a core is expected to need at its peak; None where nobody planned.
     """
 
     config: Config
@@ -55,16 +61,25 @@ class Job:
     seconds: dict[str, float]
     started: float
     init_from: str = ""
+    planned_bytes: int | None = None
 
 
 def run_rank(world: World, job: Job) -> None:
     """Trains on one rank from beginning to end.
 
     Raises:
-        UserError: whatever the user can mend: data, configuration, a step that compiled again, a full disk.
+        UserError: whatever the user can mend: data, configuration, a step that compiled again, a full disk, a memory
+            that is too small.
     """
-    with ExitStack() as stack:
-        _Run(world, job, stack).train()
+    run: _Run | None = None
+    with (
+        ExitStack() as stack,
+        explaining(
+            lambda: way_out(run.plan if run else None), lambda: f"step {run.step_number + 1}" if run else "starting"
+        ),
+    ):
+        run = _Run(world, job, stack)
+        run.train()
 
 
 class _Run:
@@ -72,9 +87,9 @@ class _Run:
 
     def __init__(self, world: World, job: Job, stack: ExitStack):
         config = job.config
-        self.world, self.config = world, config
+        self.world, self.config, self.planned_bytes = world, config, job.planned_bytes
         self.group_set = open_group_set(config.data.dir)
-        self.plan = plan_batches(config, self.group_set.group_size, world.size)
+        self.configured = self.plan = plan_batches(config, self.group_set.group_size, world.size)
         self.schedule = Schedule(
             config.data.recipe,
             self.group_set.splits["train"],
@@ -86,6 +101,9 @@ class _Run:
         self.resumed_from = resumed.step if resumed else None
         self.step_number = resumed.step if resumed else 0
         self.course = Course(**resumed.course) if resumed else Course()
+        self.course.keep_limits(memory_keys(config))
+        if self.course.largest_batch:
+            self.plan = self.plan.at_most(self.course.largest_batch)
         self.folder = CheckpointFolder(config.run.dir)
 
         self.guard = CompileGuard(job.allow_recompile)
@@ -96,7 +114,16 @@ class _Run:
         self.kernels = check_kernels(model, DTYPES[config.model.dtype], self.plan.batch_size, trains=True)
         state = resumed.state if resumed else initial_state(model)
         check_same_weights(state.weights, world)
-        self.step = TrainStep(model, sizes.num_classes, config, world, self.guard, state)
+        self.step = TrainStep(
+            model,
+            sizes.num_classes,
+            config,
+            world,
+            self.guard,
+            state,
+            accumulation=self.plan.accumulation,
+            way_out=lambda: way_out(self.plan),
+        )
         self.decoder = SplitDecoder(
             model,
             sizes.num_classes,
@@ -104,6 +131,8 @@ class _Run:
             world,
             self.guard,
             self.plan.groups_per_validation_slot,
+            most_trials=self.course.largest_validation_batch,
+            on_fallback=self._decode_less,
         )
         self.train_reader = stack.enter_context(GroupReader(self.group_set, "train"))
         validates = config.validation.every > 0
@@ -114,23 +143,33 @@ class _Run:
         self.progress = stack.enter_context(Progress()) if world.rank == 0 else None
         self.clock = RunClock(job.seconds, lambda: self.guard.compile_seconds)
         self.clock.add("start", time.time() - job.started)
+        self.memory_log = MemoryLog(self.progress, self.events, has_kernels=world.kind == "tpu")
 
     def train(self) -> None:
         """Runs every update that is left, and leaves a summary of the whole."""
-        train, validation = self.config.train, self.config.validation
         if self.progress:
-            self.progress.start(train.steps, self.step_number, self.course.best_val_per)
+            self.progress.start(self.config.train.steps, self.step_number, self.course.best_val_per)
             self.progress.message(self.plan.in_words())
-            if self.world.kind == "tpu":
-                widths = ", ".join(map(str, self.kernels)) or "none, loops instead"
-                self.progress.message(f"recurrent layers run as kernels, by width: {widths}")
+            self.memory_log.limits(self.course)
+            self.memory_log.kernels(self.kernels)
+        while refused := self._run_steps():
+            self._fall_back(refused)
+        if self.world.rank == 0:
+            self._write_summary("completed")
+
+    def _run_steps(self) -> OutOfHbm | None:
+        """Updates in batches of the present size, to the end, None, or until one is refused for want of memory."""
+        train, validation = self.config.train, self.config.validation
         steps = range(self.step_number, train.steps)
-        num_batches = len(steps) * train.accumulation
+        num_batches = len(steps) * self.plan.accumulation
         with Feed(self._read(steps), num_batches, device(), self.config.data.prefetch_batches) as feed:
             batches = iter(feed)
             for step in steps:
-                with self.clock.phase("train"):
-                    self._update(self.schedule.update(step), batches)
+                try:
+                    with self.clock.phase("train"):
+                        self._update(self.schedule.update(step), batches)
+                except OutOfHbm as refused:
+                    return refused.with_traceback(None)  # its frames hold tensors of the core
                 done = self.step_number == train.steps
                 validates = self.val_reader is not None and (done or self.step_number % validation.every == 0)
                 saves = validates or done or self.step_number % train.checkpoint_every == 0
@@ -141,15 +180,33 @@ class _Run:
                 is_best = self._validate() if validates else False
                 if saves:
                     self._save(is_best, self.course.val_per if validates else None)
-        if self.world.rank == 0:
-            self._write_summary("completed")
+        return None
+
+    def _fall_back(self, refused: OutOfHbm) -> None:
+        """Goes on in smaller micro-steps, on all ranks alike: what they decide from is the same."""
+        gc.collect()  # what a refused step left behind would be a part of the next graph
+        bins = self.group_set.buckets[self.schedule.update(self.step_number).bucket].input_bins
+        fallback = fall_back(self.plan, refused, self.step_number, bins, self.configured)
+        self.plan = fallback.after
+        self.course.largest_batch = self.plan.batch_size
+        self.guard.forget("train", "apply")
+        self.step.accumulate(self.plan.accumulation)
+        dtype = DTYPES[self.config.model.dtype]
+        kernels = check_kernels(self.step.model, dtype, self.plan.batch_size, trains=True)
+        self.memory_log.fell_back(self.step_number, fallback)
+        self.memory_log.kernels(kernels)
+
+    def _decode_less(self, fallback: DecodingFallback) -> None:
+        self.course.largest_validation_batch = fallback.after
+        check_kernels(self.step.model, DTYPES[self.config.model.dtype], fallback.after, trains=False)
+        self.memory_log.fell_back(self.step_number, fallback)
 
     def _read(self, steps: range) -> Iterator[Batch]:
         for step in steps:
             update = self.schedule.update(step)
-            dealt = deal(update.groups, self.plan.groups_per_update, self.world.size, self.plan.accumulation)
+            dealt = deal(update.groups, self.plan.groups_per_update, self.world.size, self.plan.slots_per_update)
             for groups in dealt[self.world.rank]:
-                yield self.train_reader.read(groups, update.bucket)
+                yield from self.plan.cut(self.train_reader.read(groups, update.bucket))
 
     def _update(self, update: Update, batches: Iterator[DeviceBatch]) -> None:
         if self.progress:
@@ -181,13 +238,21 @@ class _Run:
                 step_ms=self.clock.step_ms_median,
                 epoch=self.step_number / self.schedule.updates_per_epoch,
             )
+            # It was planned for the configured batch.
+            is_planned = self.plan == self.configured and not self.course.largest_validation_batch
+            self.memory_log.in_use(self.step_number, self.planned_bytes if is_planned else None)
 
     def _validate(self) -> bool:
         """Decodes the held-out split; True, on all ranks alike, when it is the best so far."""
         assert self.val_reader is not None, "there is a split to validate on"
         if self.progress:
             self.progress.phase("validate")
-        with self.clock.phase("validate"):
+
+        def helps() -> str:
+            option, size = "--resume --set validation.batch_size=", self.group_set.group_size
+            return way_out_of_decoding(option, self.decoder.batch_size, size)
+
+        with self.clock.phase("validate"), explaining(helps, lambda: f"validation after step {self.step_number}"):
             result = validate(self.decoder, self.val_reader, self.world)
         if self.events and self.progress:
             self.progress.validated(self.step_number, result.per)
@@ -224,7 +289,9 @@ class _Run:
             "cores": self.world.size,
             "world": self.world.kind,
             "global_batch": self.plan.global_batch,
-            **asdict(self.course),
+            "batch_size": self.plan.batch_size,
+            "accumulation": self.plan.accumulation,
+            **self.course.result(),
             "trials_per_second": self.clock.trials_per_second,
             "step_ms_median": self.clock.step_ms_median,
             "compiles": self.guard.compiles,

@@ -34,5 +34,5 @@ def run_shapes(config: Config, group_set: GroupSet, num_ranks: int) -> Shapes:
         UserError: the batch does not go into groups and ranks, as of `plan_batches`.
     """
     plan = plan_batches(config, group_set.group_size, num_ranks)
-    validation_trials = plan.groups_per_validation_slot * group_set.group_size
-    return Shapes(sizes_of(group_set), group_set.buckets, num_ranks, plan.batch_size, validation_trials)
+    sizes = sizes_of(group_set)
+    return Shapes(sizes, group_set.buckets, num_ranks, plan.batch_size, plan.validation_batch_size)

@@ -19,7 +19,10 @@ from xla_b2t.models.loss import trial_losses
 from xla_b2t.models.policy import DTYPES, STATE, kept_dtype
 from xla_b2t.models.protocol import checked, scheduled_numbers
 from xla_b2t.training import optimizer
+from xla_b2t.training.fallback import explaining, way_out_of_update
 from xla_b2t.training.sharding import Sharding
+from xla_b2t.training.totals import Totals
+from xla_b2t.xla.attempt import OutOfHbm, attempt
 from xla_b2t.xla.compile_guard import CompileGuard
 from xla_b2t.xla.device import set_noise, sync, to_device, to_host
 from xla_b2t.xla.feed import DeviceBatch
@@ -44,32 +47,6 @@ class TrainState:
     fixed: dict[str, torch.Tensor]
 
 
-@dataclass(frozen=True)
-class Totals:
-    """Sums over all ranks since they were last started anew."""
-
-    objective: float
-    loss: float
-    trials: float
-    gradient_norm: float
-    updates: float
-
-    @property
-    def mean_objective(self) -> float:
-        """Mean over trials of what is minimised: all heads' losses, weighted, and the model's own."""
-        return self.objective / max(self.trials, 1.0)
-
-    @property
-    def mean_loss(self) -> float:
-        """Mean CTC loss of a trial by the main scores, in nats: what validation measures."""
-        return self.loss / max(self.trials, 1.0)
-
-    @property
-    def mean_norm(self) -> float:
-        """Mean global norm of the gradient, before clipping."""
-        return self.gradient_norm / max(self.updates, 1.0)
-
-
 class TrainStep:
     """One rank's training state on its core, and the step that changes it.
 
@@ -88,6 +65,8 @@ class TrainStep:
         guard: watches what compiles.
         state: the state to go on from; None begins with the model's weights.
         place: puts CPU tensors onto the core. A step that is only traced puts placeholders there.
+        accumulation: micro-steps an update; None takes the configuration's.
+        way_out: what to tell where HBM runs out and nothing can be undone.
     """
 
     def __init__(
@@ -99,6 +78,8 @@ class TrainStep:
         guard: CompileGuard,
         state: TrainState | None = None,
         place: Place = to_device,
+        accumulation: int | None = None,
+        way_out: Callable[[], str] = str,
     ):
         self.model = model
         self._num_classes = num_classes
@@ -111,12 +92,21 @@ class TrainStep:
         shapes = [tuple(weight.shape) for weight in state.weights.values()]
         self._sharding = Sharding(shapes, config.optimizer.sharded, world)
         self.slots = _place_optimizer(model, config, state, self._sharding, place)
-        accumulated = [*state.weights.values(), torch.empty(3)] if config.train.accumulation > 1 else []
-        self._accumulated = place([torch.zeros_like(tensor, dtype=STATE) for tensor in accumulated])
+        self._place, self._shapes = place, shapes
+        self._host = next((weight.device for weight in state.weights.values()), None)  # `meta` for a traced step
+        self._way_out = way_out
+        self.accumulate(config.train.accumulation if accumulation is None else accumulation)
         (self._totals,) = place([torch.zeros(5)])
         self._keep_totals = False
         self._num_scheduled: int | None = None
         self._has_run = False
+
+    def accumulate(self, accumulation: int) -> None:
+        """Makes so many micro-steps of every update from now on; what was added up of one is dropped."""
+        self._accumulation = accumulation
+        self._accumulated: list[torch.Tensor] = []  # let go before new ones are made
+        shapes = [*self._shapes, (3,)] if accumulation > 1 else []
+        self._accumulated = self._place([torch.zeros(shape, dtype=STATE, device=self._host) for shape in shapes])
 
     def run(self, step: int, bucket: int, batches: Iterator[DeviceBatch]) -> None:
         """One update.
@@ -128,31 +118,67 @@ class TrainStep:
 
         Raises:
             UserError: the step compiled again, left the core, does not reach a parameter, or changes a buffer; the
-                model breaks its protocol.
+                model breaks its protocol; a core has no HBM for the update itself, which no smaller batch cures.
+            OutOfHbm: on all ranks alike, when the bucket is new or ranks are processes; the state is as it was, and
+                `accumulate` must be called before the step is run again.
         """
         values = optimizer.controls(step, self._keep_totals, self._config.optimizer)
-        self._keep_totals = True
         numbers = scheduled_numbers(self.model, step, self._num_scheduled)
         self._num_scheduled = sum(map(len, numbers))
         controls_N, *scheduled = to_device([torch.from_numpy(values), *numbers])
-        is_split = self._config.train.accumulation > 1 or not self._world.reduces_in_graph
+        is_split = self._accumulation > 1 or not self._world.reduces_in_graph
         pending: list[torch.Tensor] = []
         self.model.train()
-        for micro_step in range(self._config.train.accumulation):
-            batch = next(batches)
-            set_noise(self._config.run.seed, self._world.rank, step, micro_step)
-            with self._guard.watch("train", bucket, f"features {tuple(batch.features_BTC.shape)}"):
-                pending = self._backward(batch, scheduled)
-                if not is_split:
-                    self._apply(pending, controls_N)
-                sync()
+
+        def micro_steps() -> torch.Tensor:
+            nonlocal pending
+            for micro_step in range(self._accumulation):
+                batch = next(batches)
+                set_noise(self._config.run.seed, self._world.rank, step, micro_step)
+                with self._guard.watch("train", bucket, f"features {tuple(batch.features_BTC.shape)}"):
+                    pending = self._backward(batch, scheduled)
+                    if not is_split:
+                        self._apply(pending, controls_N)
+                    sync()
+            return pending[-1] if is_split else self._totals
+
+        # Once a graph has run, it is started and left alone, so that the host stays ahead of the core. Processes meet
+        # before every reduction anyway.
+        if self._guard.knows("train", bucket) and self._world.reduces_in_graph:
+            micro_steps()
+        else:
+            self._attempt(micro_steps, is_split)
         if is_split:
-            with self._guard.watch("apply", -1, "every parameter"):
-                self._apply(pending, controls_N)
-                sync()
+            self._run_apply(step, pending, controls_N)
+        self._keep_totals = True
         if not self._has_run:
             self._has_run = True
             self._refuse_changed_buffers()
+
+    def _attempt(self, micro_steps: Callable[[], torch.Tensor], is_split: bool) -> None:
+        changed = [] if is_split else self.tensors()  # micro-steps change nothing but what `accumulate` makes anew
+        reduces = self._world.size > 1 and not is_split
+        try:
+            attempt(self._world, changed, micro_steps, reduces, self._way_out())
+        except OutOfHbm:
+            for slot in self.slots:
+                slot.parameter.grad = None
+            raise
+
+    def _run_apply(self, step: int, pending: list[torch.Tensor], controls_N: torch.Tensor) -> None:
+        """The end of an update in micro-steps. It is the same for every batch, so that no smaller one is tried."""
+        is_new = not self._guard.knows("apply", -1)
+        can_share = self._world.size > 1 and not self._config.optimizer.sharded
+        with explaining(
+            lambda: way_out_of_update(can_share),
+            lambda: f"step {step + 1}, its update",
+            "in the update of the parameters, which takes as much with a smaller batch",
+        ):
+            with self._guard.watch("apply", -1, "every parameter"):
+                self._apply(pending, controls_N)
+                sync()
+            if is_new:
+                to_host([self._totals])  # what is refused as it runs is told here, and not of the next micro-step
 
     def trace(self, batch: DeviceBatch, controls_N: torch.Tensor, scheduled: list[torch.Tensor]) -> None:
         """An update without accumulation, traced and not run: what `xla/trace.py` turns into a program."""

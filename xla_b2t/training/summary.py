@@ -1,7 +1,7 @@
 """`summary.json`: the result of a run, or how far it has come. Other tools read it."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,23 @@ class Course:
     val_per_by_day: dict[str, float] = field(default_factory=dict)
     train_loss_first: float | None = None
     train_loss_last: float | None = None
+    largest_batch: int | None = None
+    """Trials a core and micro-step, since more ran out of HBM; None where none did. A resumed run asks for no more."""
+    largest_validation_batch: int | None = None
+    """The same of decoding."""
+    limited_under: str = ""
+    """The settings that the two were found under; under others they do not hold."""
+
+    def keep_limits(self, settings: str) -> None:
+        """Forgets what did not fit a core, unless it was found under these settings."""
+        if self.limited_under != settings:
+            self.largest_batch = self.largest_validation_batch = None
+        self.limited_under = settings
+
+    def result(self) -> dict[str, Any]:
+        """What a summary tells of it: all but the limits, which are for a resumed run."""
+        limits = ("largest_batch", "largest_validation_batch", "limited_under")
+        return {name: value for name, value in asdict(self).items() if name not in limits}
 
     def log(self, mean_loss: float) -> None:
         """Takes the mean loss of some updates."""

@@ -100,6 +100,10 @@ class CompileGuard:
         """Whether this graph was traced before, so that tracing it again must not compile."""
         return (phase, bucket) in self._shapes
 
+    def forget(self, *phases: str) -> None:
+        """Lets the graphs of these phases be new again: their shapes are about to change, and that is meant."""
+        self._shapes = {key: shape for key, shape in self._shapes.items() if key[0] not in phases}
+
     def _count(self, known: bool, compiled: int, left: int, seconds: float) -> None:
         self.host_fallbacks += left
         self.compiles += compiled if known else max(1, compiled)

@@ -80,7 +80,7 @@ def _tpu_rank(ordinal: int, target: Target, args: tuple, meeting_place: str, cra
 
         from xla_b2t.xla.world import Alone, Graph
 
-        target(Graph() if runtime.world_size() > 1 else Alone("tpu"), *args)
+        target(Graph(meeting_place) if runtime.world_size() > 1 else Alone("tpu"), *args)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ Where each rank holds a part of a tensor, rank r holds part r of a `Cut`.
 """
 
 from abc import ABC, abstractmethod
+from datetime import timedelta
 from typing import Literal
 
 import numpy as np
@@ -22,6 +23,7 @@ from xla_b2t.xla.cut import Cut
 from xla_b2t.xla.device import to_device, to_host
 
 _LARGEST_EXACT = 2**24
+_FOR_EVER_S = 365 * 24 * 3600.0
 
 
 class World(ABC):
@@ -80,6 +82,21 @@ class World(ABC):
             OverflowError: `exact`, and a value is beyond 2**24 or not a number, here or in the sum.
         """
 
+    @abstractmethod
+    def votes(self, vote: int, patience_s: float | None = None) -> list[int]:
+        """Tells every rank a small number, on the host: no core has to be free for it.
+
+        Args:
+            vote: this rank's.
+            patience_s: how long to wait for the others where ranks are cores; None waits until the run ends.
+
+        Returns:
+            One of each rank, in order; all ranks must call this equally often.
+
+        Raises:
+            TimeoutError: a rank has not voted.
+        """
+
 
 class Alone(World):
     """One rank, on a TPU core or on the CPU."""
@@ -106,18 +123,27 @@ class Alone(World):
     def sum(self, values: np.ndarray, exact: bool = True) -> np.ndarray:
         return _checked(values, exact).astype(np.float64)
 
+    def votes(self, vote: int, patience_s: float | None = None) -> list[int]:
+        return [vote]
+
 
 class Graph(World):
-    """The cores that torch_xla has started; collectives are instructions of the graph."""
+    """The cores that torch_xla has started; collectives are instructions of the graph.
+
+    Args:
+        meeting_place: a private folder of this run, which the ranks share.
+    """
 
     reduces_in_graph = True
     groups: list[list[int]] | None = None
     """Which ordinals reduce together; None is all that torch_xla has started."""
 
-    def __init__(self) -> None:
+    def __init__(self, meeting_place: str) -> None:
         self.rank = runtime.global_ordinal()
         self.size = runtime.world_size()
         self.kind = "tpu" if runtime.device_type() == "TPU" else "cpu"
+        self._meeting_place = meeting_place
+        self._num_votes = 0
 
     def all_reduce(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         xm.all_reduce(xm.REDUCE_SUM, tensors, groups=self.groups)
@@ -161,6 +187,18 @@ class Graph(World):
             xm.all_reduce(xm.REDUCE_SUM, [device_values])
             torch_xla.sync()
         return _checked(device_values.cpu().numpy(), exact).astype(np.float64)
+
+    def votes(self, vote: int, patience_s: float | None = None) -> list[int]:
+        # A store of its own each time: a file that ranks read, whether they are processes or threads of one.
+        self._num_votes += 1
+        store = dist.FileStore(f"{self._meeting_place}/vote-{self._num_votes}", self.size)
+        store.set(str(self.rank), str(vote))
+        names = [str(rank) for rank in range(self.size)]
+        try:
+            store.wait(names, timedelta(seconds=_FOR_EVER_S if patience_s is None else patience_s))
+        except RuntimeError as error:
+            raise TimeoutError(f"no vote of every rank within {patience_s} s") from error
+        return [int(store.get(name)) for name in names]
 
 
 class Gloo(World):
@@ -212,6 +250,12 @@ class Gloo(World):
         total = torch.from_numpy(_checked(values, exact).copy())
         dist.all_reduce(total)
         return _checked(total.numpy(), exact).astype(np.float64)
+
+    def votes(self, vote: int, patience_s: float | None = None) -> list[int]:
+        total = torch.zeros(self.size, dtype=torch.int64)
+        total[self.rank] = vote
+        dist.all_reduce(total)
+        return total.tolist()
 
 
 def _summed(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
