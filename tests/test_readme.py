@@ -15,6 +15,7 @@ SMALLER = {
     "synth": ["--sessions", "2", "--trials", "24", "--features", "16"],
     "prebatch": ["--buckets", "1"],
     "audit-dtypes": ["--cores", "1", "--set", "train.global_batch=16"],
+    "plan-memory": ["--no-compiler"],
     "train": [
         *("--cores", "1", "--no-preflight"),
         *("--set", "train.steps=4", "--set", "train.global_batch=16", "--set", "train.log_every=2"),
@@ -58,6 +59,7 @@ def test_readme_commands_go_from_nothing_to_an_error_rate(outputs):
         "synth",
         "prebatch",
         "audit-dtypes",
+        "plan-memory",
         "train",
         "evaluate",
         "evaluate",
@@ -65,8 +67,9 @@ def test_readme_commands_go_from_nothing_to_an_error_rate(outputs):
     ]
     assert "real bins" in said[1][1]
     assert said[2][1].startswith("clean: ")
-    assert "val PER" in said[3][1]
-    assert "PER" in said[4][1]
+    assert "trials a core configured, up to" in said[3][1]
+    assert "val PER" in said[4][1]
+    assert "PER" in said[5][1]
 
 
 def test_readme_commands_leave_the_run_directory_that_it_describes(outputs):

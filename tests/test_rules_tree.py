@@ -102,7 +102,7 @@ def test_documents_name_files_that_exist():
         if path.parts[:2] == ("docs", "decisions") or path.name == "CHANGELOG.md":
             continue
         text = (ROOT / path).read_text(encoding="utf-8")
-        for name in re.findall(r"`((?:xla_b2t|tests|configs|docs|launch|benchmarks)/[\w/.-]+)`", text):
+        for name in re.findall(r"`((?:xla_b2t|tests|configs|docs|examples|launch|benchmarks)/[\w/.-]+)`", text):
             if not (ROOT / name).exists():
                 broken.append(f"{path}: {name}")
     assert not broken, "\n".join(broken)

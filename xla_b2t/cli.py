@@ -18,7 +18,7 @@ from typing import NoReturn
 from xla_b2t.errors import UserError
 
 PROGRAM = "xla_b2t"
-COMMANDS = ("synth", "prebatch", "audit-dtypes", "train", "evaluate", "export")
+COMMANDS = ("synth", "prebatch", "audit-dtypes", "plan-memory", "train", "evaluate", "export")
 """In the order in which a newcomer needs them; each is a module in `commands/`, with `_` for `-`."""
 
 EPILOG = """\
@@ -28,6 +28,7 @@ with nothing at hand, the demo on simulated data:
 with data of your own, in the layout of the public data:
   xla_b2t prebatch hdf5_data_final groups
   xla_b2t audit-dtypes --config configs/gru_baseline.toml --set data.dir=groups --cores 8
+  xla_b2t plan-memory --config configs/gru_baseline.toml --set data.dir=groups --topology v5e-8
   xla_b2t train --config configs/gru_baseline.toml --set data.dir=groups --set run.dir=runs/first
   xla_b2t evaluate runs/first
 

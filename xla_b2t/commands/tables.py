@@ -84,7 +84,8 @@ def summary_of(report: Report) -> str:
     """How much was looked at, and what came of it, in a line."""
     counts = ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in report.checked.items())
     found = {0: "clean", 1: "1 finding"}.get(len(report.findings), f"{len(report.findings)} findings")
-    return f"{found}: {counts or 'the numbers alone'} in {report.seconds:.1f} s"
+    needs = f"; {report.planned_bytes / 2**30:.2f} GiB of HBM a core, by arithmetic" if report.planned_bytes else ""
+    return f"{found}: {counts or 'the numbers alone'} in {report.seconds:.1f} s{needs}"
 
 
 def _two_columns(title: str) -> Table:

@@ -60,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
     named.make_demo_data()
 
     preflight_began = time.time()
-    _prove(named, num_ranks, _resumed(run_dir, checkpoint) if checkpoint else None, args.no_preflight)
+    resumed = _resumed(run_dir, checkpoint) if checkpoint else None
+    planned_bytes = _prove(named, num_ranks, resumed, args.no_preflight)
     init_from = _to_begin_with(config, run_dir) if config.train.init_from and not checkpoint else ""
     seconds = {"start": preflight_began - started, "preflight": time.time() - preflight_began}
     from xla_b2t.models.build import with_all_options
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
     from xla_b2t.training.loop import Job, run_rank
 
-    job = Job(config, checkpoint, args.allow_recompile, seconds, time.time(), init_from)
+    job = Job(config, checkpoint, args.allow_recompile, seconds, time.time(), init_from, planned_bytes)
     try:
         spawn.run(run_rank, (job,), machine, num_ranks, run_dir / "crash")
     except spawn.Interrupted as interrupted:
@@ -95,8 +96,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _prove(named: NamedRun, num_ranks: int, resumed: "Resumed | None", numbers_only: bool) -> None:
-    """The preflight; raises everything that must change before the run can start."""
+def _prove(named: NamedRun, num_ranks: int, resumed: "Resumed | None", numbers_only: bool) -> int | None:
+    """The preflight; raises everything that must change before the run can start. Gives the HBM that a core needs."""
     if numbers_only:
         from xla_b2t.audit.inventory import check
 
@@ -106,7 +107,7 @@ def _prove(named: NamedRun, num_ranks: int, resumed: "Resumed | None", numbers_o
             file=sys.stderr,
         )
         check(named.config, num_ranks, resumed, named.given)
-        return
+        return None
     from xla_b2t.audit.findings import refuse
     from xla_b2t.audit.preflight import preflight
     from xla_b2t.commands.progress import waiting
@@ -117,6 +118,7 @@ def _prove(named: NamedRun, num_ranks: int, resumed: "Resumed | None", numbers_o
     refuse(report.findings)
     for line in (*report.exceptions, summary_of(report)):
         print(f"preflight: {line}", file=sys.stderr)
+    return report.planned_bytes or None
 
 
 def _to_resume(run_dir: Path, steps: int, resume: str | None, overwrite: bool, may_clear: bool) -> str:

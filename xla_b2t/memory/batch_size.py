@@ -1,8 +1,8 @@
 """The largest batch that fits, found by asking as seldom as possible.
 
 In: a function that says what a batch needs, which may take a minute, and a first guess. Out: the largest batch whose
-need stays within a limit, with everything that was asked. What is needed grows with the batch, nearly along a line, so
-the next batch to ask about lies where the line through the two nearest answers meets the limit.
+need stays within a limit. What is needed grows with the batch, nearly along a line, so the next batch to ask about lies
+where the line through the two nearest answers meets the limit.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,12 +18,10 @@ class Search:
 
     Attributes:
         batch_size: the largest that fits, a multiple of the step; 0 when none does.
-        asked: every batch that was asked about, in order, with what it needs.
         is_bounded: the next larger one was asked about and does not fit; False where `most` ended the search.
     """
 
     batch_size: int
-    asked: tuple[tuple[int, int | None], ...]
     is_bounded: bool
 
 
@@ -34,7 +32,6 @@ def largest(
     guess: int,
     per_trial_bytes: float,
     most: int,
-    known: Mapping[int, int | None] | None = None,
 ) -> Search:
     """Searches among the multiples of `step`.
 
@@ -45,28 +42,19 @@ def largest(
         guess: where to begin; it is brought to a multiple of the step, from `step` to `most`.
         per_trial_bytes: what a trial more needs, by arithmetic: the slope of the line while there is one answer.
         most: the largest worth asking about, a multiple of the step.
-        known: answers that are there already, by batch.
     """
-    answers = {batch: needed for batch, needed in (known or {}).items() if batch % step == 0}
-    asked: list[tuple[int, int | None]] = []
+    answers: dict[int, int | None] = {}
     fitting, refused = 0, most + step
-    for batch in sorted(answers):
-        if _fits(answers[batch], limit_bytes):
-            fitting = batch
-        else:
-            refused = min(refused, batch)
-    fitting = min(fitting, refused - step)
     candidate = _within(guess, fitting, refused, step)
     while refused - fitting > step:
         answers[candidate] = need(candidate)
-        asked.append((candidate, answers[candidate]))
         if _fits(answers[candidate], limit_bytes):
             fitting = candidate
         else:
             refused = candidate
         aim = _where_line_meets(answers, fitting, refused, limit_bytes, per_trial_bytes)
         candidate = _within((fitting + refused) // 2 if aim is None else aim, fitting, refused, step)
-    return Search(fitting, tuple(asked), refused <= most)
+    return Search(fitting, refused <= most)
 
 
 def _fits(needed: int | None, limit_bytes: int) -> bool:
