@@ -103,7 +103,8 @@ def test_audit_dtypes_of_sound_run_in_json_is_clean(arguments, capsys):
     assert cli.main(["audit-dtypes", *arguments(NORM), *KEPT, "--json"]) == 0
     out, err = capsys.readouterr()
     result = json.loads(out)
-    assert set(result) == {"clean", "findings", "checked", "exceptions", "seconds"}
+    assert set(result) == {"clean", "findings", "checked", "exceptions", "seconds", "planned_bytes"}
+    assert result["planned_bytes"] > 10_000
     assert result["clean"] is True and result["findings"] == []
     assert list(result["checked"]) == CHECKED
     assert result["checked"]["parameters"] == 4 and result["checked"]["buffers"] == 0

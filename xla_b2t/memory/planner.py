@@ -78,7 +78,7 @@ class Planner:
             fits=all(bucket.fits for bucket in buckets),
             buckets=buckets,
             recommended=self._recommended(found) if found else None,
-            same_global_batch=self._same_global_batch(batch),
+            same_global_batch=self._same_global_batch(batch, found),
             updates=self._config.train.steps,
             hours=speed and trials / speed / 3600,
             trials_per_second=speed,
@@ -144,11 +144,13 @@ class Planner:
     def _trials(self, batch: CoreBatch) -> int:
         return batch.trials * batch.accumulation * self._task.num_ranks
 
-    def _same_global_batch(self, batch: CoreBatch) -> BatchSize | None:
+    def _same_global_batch(self, batch: CoreBatch, found: Found | None) -> BatchSize | None:
         train = replace(self._config.train, global_batch=self._configured.global_batch, batch_size=0, accumulation=1)
         whole = plan_batches(replace(self._config, train=train), self._subject.group_size, self._task.num_ranks)
         needs = self._asked_bytes if self._task.searches else self._expected_bytes
-        plan = same_update(whole, batch, self._longest_first, self._limit_bytes, needs)
+        # What is no larger than a batch that fits need not be asked about.
+        is_known = found is not None and not found.batch.accumulates and whole.batch_size <= found.batch.trials
+        plan = whole if is_known else same_update(whole, batch, self._longest_first, self._limit_bytes, needs)
         if plan is None:
             return None
         searches = self._task.searches
