@@ -134,7 +134,8 @@ def test_plan_of_model_whose_step_cannot_be_traced_names_the_line_and_sends_to_t
         (("--bins", "400,x"), "'400,x' is no list of numbers of bins", "--bins", "write --bins 400,800,1600"),
         (("--margin", "5"), "the margin is 5.0, expected a share from 0 to below 1", "--margin", "0.05"),
         (("--cores", "3"), "3 cores were asked for; v5e-8 has 8", "--cores", "leave --cores out for all 8, or give 1"),
-        (("--features", "0"), "--features is 0, expected at least 1", "--features", "give 1 or more"),
+        (("--features", "0"), "--features is 0, expected 1 to 1,000,000", "--features", "what the data"),
+        (("--days", "99999999999"), "--days is 99999999999, expected 1 to 1,000,000", "--days", "what the data"),
         (("--precision", "int8"), "--precision would be ignored", "the command line", "add --free-memory"),
         (("--free-memory", "1GB", "--no-cache"), "--no-cache would be ignored", "the command line", "leave one"),
         (("--free-memory", ""), "'' is no size", "--free-memory", "write it as 3669MB"),
@@ -147,7 +148,13 @@ def test_plan_of_model_whose_step_cannot_be_traced_names_the_line_and_sends_to_t
     ],
 )
 def test_plan_with_words_that_do_not_go_says_what_where_and_fix(words, what, where, fix):
-    ahead = AHEAD if words[0] not in ("--bins", "--features") else AHEAD[:2] if words[0] == "--features" else ()
+    ahead = (
+        AHEAD
+        if words[0] not in ("--bins", "--features", "--days")
+        else AHEAD[:2]
+        if words[0] in ("--features", "--days")
+        else ()
+    )
     done = call("plan-memory", "--json", *ahead, *words)
     error = json.loads(done.stdout)["error"]
     assert done.returncode == 2

@@ -12,6 +12,7 @@ EXAMPLE = "xla_b2t plan-memory --config configs/gru_baseline.toml --set data.dir
 
 _TOPOLOGY = "v5e-8"
 _MARGIN = 0.05
+_MOST = 10**6  # features, days or bins; what is more was not meant
 _OF_FREE_MEMORY = ("precision", "optimizer", "checkpointing", "max_batch")
 _ALL_FEATURES, _ALL_DAYS = 512, 45  # of the public data
 
@@ -30,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="auto: have the compiler find the largest batch of a core that every bucket takes, and plan for it",
     )
     parser.add_argument(
-        "--margin", type=float, help=f"share of the memory that a recommendation leaves free (default: {_MARGIN})"
+        "--margin",
+        type=float,
+        help=f"share of the memory that is left free at least (default: {_MARGIN} on a TPU)",
     )
     parser.add_argument("--no-compiler", action="store_true", help="arithmetic alone: seconds instead of minutes")
     parser.add_argument("--no-cache", action="store_true", help="compile again what was compiled before")
@@ -77,7 +80,7 @@ def _task(args: argparse.Namespace, named: NamedRun):
     from xla_b2t.xla.slices import slice_named
     from xla_b2t.xla.verdict_cache import default_folder
 
-    goal = slice_named(args.topology or _TOPOLOGY)
+    goal = slice_named(_TOPOLOGY if args.topology is None else args.topology)
     margin = _MARGIN if args.margin is None else args.margin
     if not 0 <= margin < 1:
         raise UserError(f"the margin is {margin}, expected a share from 0 to below 1", "--margin", "write 5 % as 0.05")
@@ -115,7 +118,7 @@ def _ranks(asked: int | None, topology: str, cores: int) -> int:
 def _refuse_mixture(args: argparse.Namespace) -> None:
     """An option of the one way to plan would be ignored by the other."""
     is_by_free_memory = args.free_memory is not None
-    foreign = ("topology", "batch_size", "no_compiler", "no_cache") if is_by_free_memory else _OF_FREE_MEMORY
+    foreign = ("topology", "batch_size", "no_compiler", "no_cache", "cores") if is_by_free_memory else _OF_FREE_MEMORY
     given = [f"--{name.replace('_', '-')}" for name in foreign if getattr(args, name)]
     if given:
         way = "plans by rules of thumb, without a TPU" if is_by_free_memory else "is not given"
@@ -125,16 +128,17 @@ def _refuse_mixture(args: argparse.Namespace) -> None:
             "leave one of them out" if is_by_free_memory else "add --free-memory, or leave it out",
         )
     for flag, value in (("--features", args.features), ("--days", args.days)):
-        if value < 1:
-            raise UserError(f"{flag} is {value}, expected at least 1", flag, "give 1 or more")
+        if not 1 <= value <= _MOST:
+            raise UserError(f"{flag} is {value}, expected 1 to {_MOST:,}", flag, "give what the data will have")
 
 
 def _bins(text: str | None) -> tuple[int, ...]:
     if text is None:
         return ()
     words = text.split(",")
-    if not all(word.strip().isdecimal() and int(word) for word in words):
-        raise UserError(f"{text!r} is no list of numbers of bins", "--bins", "write --bins 400,800,1600")
+    if not all(word.strip().isdecimal() and 1 <= int(word) <= _MOST for word in words):
+        what = f"{text!r} is no list of numbers of bins, each from 1 to {_MOST:,}"
+        raise UserError(what, "--bins", "write --bins 400,800,1600")
     return tuple(map(int, words))
 
 
@@ -160,7 +164,7 @@ def _plan_by_free_memory(args: argparse.Namespace, named: NamedRun) -> int:
         precision=args.precision or "bfloat16",
         optimizer=args.optimizer or "adamw",
         checkpointing=args.checkpointing,
-        margin=args.margin or 0.0,
+        margin=args.margin or 0.0,  # a precision has a margin of its own, which is the least
         max_batch=args.max_batch,
     )
     if args.json:

@@ -92,7 +92,7 @@ def _inside(bucket: BucketPlan, program: ProgramPlan, plan: Plan) -> Table:
     for name, num_bytes in program.parts.items():
         if num_bytes >= _LEAST:
             table.add_row(_size(num_bytes), name)
-    table.add_row(_size(program.beside_bytes), "beside it: batches that wait, and state that it does not use")
+    table.add_row(_size(program.beside_bytes), "beside: batches that wait, and state that this program does not touch")
     table.add_row(_size(plan.reserved_bytes), f"reserved by the system, beyond the {_size(plan.hbm_bytes)}")
     table.add_row("", "")
     for row in _largest(program):
