@@ -78,15 +78,7 @@ def _misfit(bucket: BucketPlan, plan: Plan) -> str:
 
 def _inside(bucket: BucketPlan, program: ProgramPlan, plan: Plan) -> Table:
     """What a core holds in the neediest program."""
-    table = Table(
-        title=f"\nHBM with {bucket.input_bins:,} bins, program {program.program}",
-        title_justify="left",
-        show_header=False,
-        box=None,
-        padding=(0, 2, 0, 0),
-    )
-    table.add_column(justify="right")
-    table.add_column(overflow="fold")
+    table = _figures(f"\nHBM with {bucket.input_bins:,} bins, program {program.program}")
     for words in program.refusal.splitlines():
         table.add_row("refused", words)
     for name, num_bytes in program.parts.items():
@@ -97,6 +89,14 @@ def _inside(bucket: BucketPlan, program: ProgramPlan, plan: Plan) -> Table:
     table.add_row("", "")
     for row in _largest(program):
         table.add_row(*row)
+    return table
+
+
+def _figures(title: str) -> Table:
+    """A figure and what it is on every line."""
+    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(justify="right")
+    table.add_column(overflow="fold")
     return table
 
 
@@ -160,15 +160,7 @@ def _size(num_bytes: int) -> str:
 def print_answer(answer: "Answer", num_parameters: int, input_bins: int, num_features: int) -> None:
     """What the rules for a device that is known by its free memory say."""
     console = _console()
-    table = Table(
-        title=f"{num_parameters:,} parameters, trials of {input_bins:,} bins x {num_features} features",
-        title_justify="left",
-        show_header=False,
-        box=None,
-        padding=(0, 2, 0, 0),
-    )
-    table.add_column(justify="right")
-    table.add_column()
+    table = _figures(f"{num_parameters:,} parameters, trials of {input_bins:,} bins x {num_features} features")
     rows = (
         (answer.usable_bytes, f"usable, {answer.margin:.0%} of the free memory left alone".replace("%", " %")),
         (answer.weights_bytes, "weights"),

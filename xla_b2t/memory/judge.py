@@ -12,7 +12,7 @@ from xla_b2t.memory.allocations import Usage, usage
 from xla_b2t.memory.chips import Chip
 from xla_b2t.memory.graphs import Graph
 from xla_b2t.memory.plan import ProgramPlan, Tell
-from xla_b2t.memory.refusal import explained
+from xla_b2t.memory.refusal import Refusal, explained
 from xla_b2t.memory.step_time import predict
 from xla_b2t.xla.slices import Slice
 from xla_b2t.xla.tpu_compiler import compile_programs
@@ -39,6 +39,7 @@ class Judge:
         self._goal, self._chip, self._num_ranks, self._cache, self._tell = goal, chip, num_ranks, cache, tell
         self._verdicts: dict[bytes, Verdict] = {}
         self._usages: dict[bytes, Usage] = {}
+        self._refusals: dict[bytes, Refusal] = {}
         self.num_compiled = 0
 
     def ask(self, graphs: Sequence[Graph], stage: str) -> None:
@@ -73,7 +74,7 @@ class Judge:
         if verdict is None or verdict.crash:
             return None
         if not verdict.accepted:
-            why = explained(verdict, graph.parameters)
+            why = self._refusal(graph)
             if why.memory != "hbm" or why.needed_bytes is None:
                 return None
             return max(why.needed_bytes, self._chip.hbm_bytes + 1) + graph.beside_bytes
@@ -83,6 +84,11 @@ class Judge:
         if graph.program not in self._usages:
             self._usages[graph.program] = usage(self._verdicts[graph.program], graph.parameters)
         return self._usages[graph.program]
+
+    def _refusal(self, graph: Graph) -> Refusal:
+        if graph.program not in self._refusals:
+            self._refusals[graph.program] = explained(self._verdicts[graph.program], graph.parameters)
+        return self._refusals[graph.program]
 
     def plan(self, graph: Graph) -> ProgramPlan:
         """All that is known of a graph."""
@@ -100,7 +106,7 @@ class Judge:
         if verdict.crash:
             return replace(plan, refusal=verdict.crash.what)
         if not verdict.accepted:
-            why = explained(verdict, graph.parameters)
+            why = self._refusal(graph)
             return replace(plan, fits=False, refusal=why.words, largest=why.largest)
         held = self._usage(graph)
         plan = replace(plan, parts={name: getattr(held, name) for name in _PARTS}, largest=held.largest)
