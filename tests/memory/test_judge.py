@@ -1,5 +1,7 @@
 """What a verdict counts as: a refusal never fits, whatever it lists, and no answer is no figure."""
 
+from contextlib import ExitStack, nullcontext
+
 import pytest
 
 from xla_b2t.errors import UserError
@@ -21,22 +23,34 @@ SINGLE = (
 )
 
 
+class Says(nullcontext):
+    """A compiler that says the same to every program."""
+
+    def __init__(self, verdict):
+        super().__init__(self)
+        self._verdict = verdict
+
+    def compile(self, programs, on_verdict):
+        for index, _ in enumerate(programs):
+            on_verdict(index, self._verdict)
+
+
 @pytest.fixture
 def judged(monkeypatch):
     """The judge after it was given a verdict on its only graph, and that graph."""
 
     def judge(verdict, estimate_bytes=10**9):
-        monkeypatch.setattr(module, "compile_programs", lambda programs, *_, **__: [verdict] * len(programs))
+        monkeypatch.setattr(module, "TpuCompiler", lambda *_, **__: Says(verdict))
         graph = Graph("train", b"program", {}, BESIDE, Estimate(estimate_bytes, {"weights": estimate_bytes}, ()))
-        found = Judge(slice_named("v5e-8"), CHIP, 8, None, lambda *_: None)
-        found.ask([graph], "compiled")
+        found = Judge(slice_named("v5e-8"), CHIP, 8, None, lambda *_: None, ExitStack())
+        found.ask(iter([graph]), 1, "compiled")
         return found, graph
 
     return judge
 
 
 def test_graph_that_nobody_asked_about_fits_by_arithmetic_with_its_margin_only():
-    judge = Judge(slice_named("v5e-8"), CHIP, 8, None, lambda *_: None)
+    judge = Judge(slice_named("v5e-8"), CHIP, 8, None, lambda *_: None, ExitStack())
     for estimate_bytes, fits in ((int(0.75 * CHIP.hbm_bytes), True), (int(0.85 * CHIP.hbm_bytes), False)):
         graph = Graph("train", b"", {}, BESIDE, Estimate(estimate_bytes, {"weights": estimate_bytes}, ()))
         plan = judge.plan(graph)
@@ -78,5 +92,5 @@ def test_program_that_the_compiler_crashes_on_does_not_fit_and_says_so(judged):
 def test_judge_counts_what_was_compiled_and_not_what_was_remembered(judged):
     for is_remembered in (False, True):
         judge, graph = judged(Verdict(accepted=False, refusal=NO_WORDS, is_remembered=is_remembered))
-        judge.ask([graph, graph], "again")
+        judge.ask([graph, graph], 2, "again")
         assert judge.num_compiled == (not is_remembered)

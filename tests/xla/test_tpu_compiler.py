@@ -19,8 +19,7 @@ from xla_b2t.xla import gru_kernel, tpu_compiler
 from xla_b2t.xla.scan import scan
 from xla_b2t.xla.slices import slice_named
 from xla_b2t.xla.target import V5E, tracing_for
-from xla_b2t.xla.tpu_compiler import compile_program, compile_programs
-from xla_b2t.xla.tpu_compiler_child import Task
+from xla_b2t.xla.tpu_compiler import TpuCompiler, compile_program, compile_programs
 from xla_b2t.xla.trace import no_execution, placeholders, trace
 from xla_b2t.xla.wire import field, parts, replaced, whole_number
 
@@ -33,7 +32,7 @@ STAND_IN = """\
 import os, signal, sys, time
 from pathlib import Path
 from xla_b2t.files import replacing
-from xla_b2t.xla.tpu_compiler_child import verdict_file
+from xla_b2t.xla.tpu_compiler_child import arriving, verdict_file
 from xla_b2t.xla.tracing_process import end_with_parent
 from xla_b2t.xla.verdict import Verdict, packed
 
@@ -42,19 +41,19 @@ end_with_parent(pipe)
 here = Path(__file__).parent
 with open(here / "started.txt", "a") as file:
     print(os.getpid(), first, file=file)
-for path in sorted(folder.glob("*.hlo"), key=lambda path: int(path.stem))[first:]:
-    (folder / path.stem).touch()
-    while path.read_bytes() == WAITS and not (here / "go").exists():
+for index, program in arriving(folder, first):
+    (folder / str(index)).touch()
+    while program == WAITS and not (here / "go").exists():
         time.sleep(0.01)
-    if path.read_bytes() == LATE:
+    if program == LATE:
         os.kill(os.getpid(), signal.SIGALRM)
-    if path.read_bytes() == DIES:
+    if program == DIES:
         print("F0 Check failed: a < b\\nmore", file=sys.stderr, flush=True)
         os.abort()
-    with replacing(verdict_file(folder, int(path.stem))) as partial:
-        buffers = "" if path.read_bytes() == PARTIAL else "allocation 0"
-        partial.write_bytes(packed(Verdict(True, peak_bytes=int(path.stem), text="HloModule", buffers=buffers)))
-    if path.read_bytes() == DIES_AFTER:
+    with replacing(verdict_file(folder, index)) as partial:
+        buffers = "" if program == PARTIAL else "allocation 0"
+        partial.write_bytes(packed(Verdict(True, peak_bytes=index, text="HloModule", buffers=buffers)))
+    if program == DIES_AFTER:
         os.abort()
 """
 """A compiler that takes no time, but for some programs: it is late, waits for a file, dies, or leaves buffers out."""
@@ -306,7 +305,7 @@ def test_compiler_compiles_the_same_program_once_and_tells_it_of_each(stand_in, 
     for _ in range(2):
         verdicts = compile_programs([QUICK, OTHER, QUICK], V5E_8, 1, (), cache, on_verdict=lambda i, v: told.append(i))
         assert [verdict.peak_bytes for verdict in verdicts] == [0, 1, 0]
-    assert told == [0, 2, 1] * 2
+    assert sorted(told) == [0, 0, 1, 1, 2, 2]
     assert len(stand_in()) == (1 if keeps else 2)
 
 
@@ -323,18 +322,36 @@ def test_compiler_is_asked_again_for_an_accepted_program_whose_buffers_are_missi
         assert len(stand_in()) == count
 
 
-def test_compiler_has_nothing_in_a_verdict_of_a_program_that_it_died_on_before(tmp_path):
-    Task(V5E_8.topology, dict(V5E_8.options), 1, 1200.0).write(tmp_path)
-    (tmp_path / "0.hlo").write_bytes(tpu_compiler.settled(program(lambda a: [a + 1], (8,))))
-    (tmp_path / "dump").mkdir()
-    dead = tmp_path / "dump" / "module_0001.dead.after_optimizations-buffer-assignment.txt"
-    dead.write_text("allocation 0: size 5, of the dead one")
-    os.utime(dead, (2**32, 2**32))  # newer than anything that a program leaves
-    found = []
-    environment = tpu_compiler._environment(V5E_8, ())
-    tpu_compiler._compile(tmp_path, V5E_8, environment, 1200.0, 1, lambda _, verdict: found.append(verdict))
-    assert found[0].accepted
-    assert "parameter 0" in found[0].buffers and "dead" not in found[0].buffers
+def test_compiler_has_nothing_in_a_verdict_of_a_program_that_it_died_on_before():
+    with TpuCompiler(V5E_8, 1) as compiler:
+        dump = compiler._folder / "dump"
+        dump.mkdir()
+        dead = dump / "module_0001.dead.after_optimizations-buffer-assignment.txt"
+        dead.write_text("allocation 0: size 5, of the dead one")
+        os.utime(dead, (2**32, 2**32))  # newer than anything that a program leaves
+        (found,) = compiler.compile([program(lambda a: [a + 1], (8,))])
+    assert found.accepted
+    assert "parameter 0" in found.buffers and "dead" not in found.buffers
+
+
+def test_compiler_begins_before_all_programs_are_made_and_runs_on_for_more(stand_in):
+    """The second program is made when the verdict on the first has come."""
+    told = []
+
+    def programs():
+        yield QUICK
+        while not told:
+            time.sleep(0.01)
+            yield QUICK
+        yield OTHER
+
+    with TpuCompiler(V5E_8, 1) as compiler:
+        first, *_, last = compiler.compile(programs(), lambda index, _: told.append(index))
+        (third,) = compiler.compile([LATE])
+        assert third.crash is not None
+        again, fourth = compiler.compile([QUICK, PARTIAL])
+    assert [verdict.peak_bytes for verdict in (first, last, again, fourth)] == [0, 1, 0, 3]
+    assert [first for _, first in stand_in()] == [0, 3]
 
 
 def test_compiler_that_does_not_start_is_an_error_in_its_own_words(monkeypatch):

@@ -4,7 +4,8 @@ In: `Graph`s. Out: what they need in bytes and milliseconds, as `ProgramPlan`s. 
 stands in its place, and no time can be told.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +14,9 @@ from xla_b2t.memory.chips import Chip
 from xla_b2t.memory.graphs import Graph
 from xla_b2t.memory.plan import ProgramPlan, Tell
 from xla_b2t.memory.refusal import Refusal, explained
-from xla_b2t.memory.step_time import predict
+from xla_b2t.memory.step_time import StepTime, predict
 from xla_b2t.xla.slices import Slice
-from xla_b2t.xla.tpu_compiler import compile_programs
+from xla_b2t.xla.tpu_compiler import TpuCompiler
 from xla_b2t.xla.verdict import Verdict
 
 _PARTS = ("weights", "optimizer", "inputs", "outputs", "temporaries", "gaps", "program")
@@ -33,36 +34,54 @@ class Judge:
         num_ranks: cores that train together.
         cache: folder in which verdicts are kept from plan to plan; None for none.
         tell: told how far the compiler is.
+        stack: ends the compiler.
     """
 
-    def __init__(self, goal: Slice, chip: Chip, num_ranks: int, cache: Path | None, tell: Tell):
+    def __init__(self, goal: Slice, chip: Chip, num_ranks: int, cache: Path | None, tell: Tell, stack: ExitStack):
         self._goal, self._chip, self._num_ranks, self._cache, self._tell = goal, chip, num_ranks, cache, tell
+        self._stack = stack
+        self._compiler: TpuCompiler | None = None
         self._verdicts: dict[bytes, Verdict] = {}
         self._usages: dict[bytes, Usage] = {}
         self._refusals: dict[bytes, Refusal] = {}
+        self._times: dict[bytes, StepTime | str] = {}
         self.num_compiled = 0
 
-    def ask(self, graphs: Sequence[Graph], stage: str) -> None:
-        """Has the compiler look at those that it has not seen; `stage` is what is told of it meanwhile."""
-        new = list({graph.program: graph for graph in graphs if graph.program not in self._verdicts})
-        if not new:
-            return
-        answered: list[int] = []
+    def ask(self, graphs: Iterable[Graph], num_graphs: int, stage: str) -> None:
+        """Has the compiler look at those that it has not seen.
 
-        def arrived(index: int, _: Verdict) -> None:
-            answered.append(index)
-            self._tell(stage, len(answered), len(new))
+        It is at the first of them while the next are traced, and at the next while its answer on one is read.
 
-        self._tell(stage, 0, len(new))
-        verdicts = compile_programs(
-            new,
-            self._goal,
-            self._num_ranks,
-            cache=self._cache,
-            on_verdict=arrived,
-        )
-        self._verdicts.update(zip(new, verdicts, strict=True))
-        self.num_compiled += sum(not verdict.is_remembered for verdict in verdicts)
+        Args:
+            graphs: traced when they are asked for.
+            num_graphs: how many come.
+            stage: what is told of it meanwhile.
+        """
+        new: list[Graph] = []
+        num_done = 0
+
+        def programs() -> Iterator[bytes]:
+            nonlocal num_done
+            for graph in graphs:
+                if graph.program in self._verdicts:
+                    num_done += 1
+                    continue
+                new.append(graph)
+                self._tell(stage, num_done, num_graphs)
+                yield graph.program
+
+        def answered(index: int, verdict: Verdict) -> None:
+            nonlocal num_done
+            graph = new[index]
+            self.num_compiled += graph.program not in self._verdicts and not verdict.is_remembered
+            self._verdicts[graph.program] = verdict
+            self.plan(graph)  # which keeps what it has read
+            num_done += 1
+            self._tell(stage, num_done, num_graphs)
+
+        if self._compiler is None:
+            self._compiler = self._stack.enter_context(TpuCompiler(self._goal, self._num_ranks, cache=self._cache))
+        self._compiler.compile(programs(), answered)
 
     def compiled_bytes(self, graph: Graph) -> int | None:
         """HBM that must be there for a graph to run, by the compiler: code and gaps too, and what lies beside.
@@ -90,6 +109,16 @@ class Judge:
             self._refusals[graph.program] = explained(self._verdicts[graph.program], graph.parameters)
         return self._refusals[graph.program]
 
+    def _time(self, graph: Graph) -> StepTime | str:
+        """Or why it is not known."""
+        if graph.program not in self._times:
+            try:
+                time = predict(self._verdicts[graph.program].text, self._chip, self._num_ranks)
+            except (KeyError, ValueError, IndexError) as error:  # an operation of some user's model that is not known
+                time = f"not known ({type(error).__name__}: {error})"
+            self._times[graph.program] = time
+        return self._times[graph.program]
+
     def plan(self, graph: Graph) -> ProgramPlan:
         """All that is known of a graph."""
         verdict, compiled_bytes = self._verdicts.get(graph.program), self.compiled_bytes(graph)
@@ -110,10 +139,9 @@ class Judge:
             return replace(plan, fits=False, refusal=why.words, largest=why.largest)
         held = self._usage(graph)
         plan = replace(plan, parts={name: getattr(held, name) for name in _PARTS}, largest=held.largest)
-        try:
-            time = predict(verdict.text, self._chip, self._num_ranks)
-        except (KeyError, ValueError, IndexError) as error:  # an operation of some user's model that is not understood
-            return replace(plan, limited_by=f"not known ({type(error).__name__}: {error})")
+        time = self._time(graph)
+        if isinstance(time, str):
+            return replace(plan, limited_by=time)
         return replace(
             plan,
             milliseconds=time.ms,

@@ -3,7 +3,10 @@
 In: a task. Out: a `Plan`. It runs in a process that can trace (`child.py`).
 """
 
+import collections
+import itertools
 import operator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib import metadata
 from pathlib import Path
@@ -43,7 +46,7 @@ class Planner:
         self._subject = subject_by_hand(*by_hand) if task.input_bins else subject_of(self._config)
         self._configured = plan_batches(self._config, self._subject.group_size, task.num_ranks)
         self._graphs = Graphs(self._config, self._subject, task.num_ranks, goal.kind, stack)
-        self._judge = Judge(goal, self._chip, task.num_ranks, Path(task.cache) if task.cache else None, tell)
+        self._judge = Judge(goal, self._chip, task.num_ranks, Path(task.cache) if task.cache else None, tell, stack)
         self._limit_bytes = int(self._chip.hbm_bytes * (1 - task.margin))
         lengths = [bucket.input_bins for bucket in self._subject.buckets]
         self._longest_first = sorted(range(len(lengths)), key=lambda bucket: -lengths[bucket])
@@ -52,7 +55,8 @@ class Planner:
         """The whole plan; `seconds` is left to the caller."""
         task, configured = self._task, self._configured
         batch = CoreBatch(configured.batch_size, configured.validation_batch_size, configured.accumulation)
-        self._trace(batch)
+        if task.searches or not task.asks_compiler:
+            collections.deque(self._traced(batch), maxlen=0)
         found = self._largest(batch) if task.searches else None
         planned = found.batch if found else batch
         if task.asks_compiler:
@@ -84,12 +88,6 @@ class Planner:
             trials_per_second=speed,
         )
 
-    def _trace(self, batch: CoreBatch) -> None:
-        for done, bucket in enumerate(self._longest_first):
-            self._tell("traced and added up, buckets", done, len(self._longest_first))
-            self._graphs_of(bucket, batch)
-        self._tell("traced and added up, buckets", len(self._longest_first), len(self._longest_first))
-
     def _graphs_of(self, bucket: int, batch: CoreBatch) -> list[Graph]:
         """The programs of an update, and the one that decodes, where the run validates."""
         graphs = self._graphs.update(bucket, batch.trials, batch.accumulates)
@@ -103,15 +101,24 @@ class Planner:
         is_longest = bucket == self._longest_first[0]
         return [graph for graph in graphs if is_longest or graph.name != "evaluate"]
 
+    def _traced(self, batch: CoreBatch) -> Iterator[list[Graph]]:
+        """Of each bucket what the compiler is asked about, the longest first, traced when it is come to."""
+        stage, num_buckets = "traced and added up, buckets", len(self._longest_first)
+        for done, bucket in enumerate(self._longest_first):
+            self._tell(stage, done, num_buckets)
+            yield self._asked(bucket, batch)
+        self._tell(stage, num_buckets, num_buckets)
+
     def _ask(self, batch: CoreBatch) -> None:
-        graphs = [graph for bucket in self._longest_first for graph in self._asked(bucket, batch)]
-        self._judge.ask(graphs, "compiled for the TPU, programs")
+        num_graphs = len(self._longest_first) * (2 if batch.accumulates else 1) + bool(self._config.validation.every)
+        graphs = itertools.chain.from_iterable(self._traced(batch))
+        self._judge.ask(graphs, num_graphs, "compiled for the TPU, programs")
 
     def _asked_bytes(self, bucket: int, batch: CoreBatch) -> int | None:
         """By the compiler."""
         graphs = self._asked(bucket, batch)
         bins = self._subject.buckets[bucket].input_bins
-        self._judge.ask(graphs, f"compiled with {batch.trials} trials of {bins:,} bins, programs")
+        self._judge.ask(graphs, len(graphs), f"compiled with {batch.trials} trials of {bins:,} bins, programs")
         needed = [self._judge.compiled_bytes(graph) for graph in graphs]
         return None if None in needed else max(needed)
 

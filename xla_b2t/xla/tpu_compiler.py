@@ -11,18 +11,24 @@ import importlib.util
 import os
 import re
 import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import final
 
 from xla_b2t.errors import UserError
+from xla_b2t.files import replacing
 from xla_b2t.xla.hlo_metadata import settled
 from xla_b2t.xla.slices import Slice
-from xla_b2t.xla.tpu_compiler_child import UNKNOWN_SLICE, Task, verdict_file
+from xla_b2t.xla.tpu_compiler_child import UNKNOWN_SLICE, Task, program_file, verdict_file
 from xla_b2t.xla.tracing_process import child_process, is_running
 from xla_b2t.xla.verdict import Verdict, unpacked
 from xla_b2t.xla.verdict_cache import VerdictCache, key
+
+OnVerdict = Callable[[int, Verdict], None]
 
 LIMIT_SECONDS = 1200.0
 """For the compiler's start, and for each program."""
@@ -56,10 +62,10 @@ def compile_program(
     cache: Path | None = None,
     limit_seconds: float = LIMIT_SECONDS,
 ) -> Verdict:
-    """Compiles one program; arguments as of `compile_programs`.
+    """Compiles one program; arguments as of `TpuCompiler`.
 
     Raises:
-        UserError: as of `compile_programs`, or the compiler gave no answer.
+        UserError: as of `TpuCompiler`, or the compiler gave no answer.
     """
     (verdict,) = compile_programs([program], goal, num_replicas, flags, cache, limit_seconds)
     if verdict.crash:
@@ -68,100 +74,153 @@ def compile_program(
 
 
 def compile_programs(
-    programs: Sequence[bytes],
+    programs: Iterable[bytes],
     goal: Slice,
     num_replicas: int,
     flags: Sequence[str] = (),
     cache: Path | None = None,
     limit_seconds: float = LIMIT_SECONDS,
-    on_verdict: Callable[[int, Verdict], None] | None = None,
+    on_verdict: OnVerdict | None = None,
 ) -> list[Verdict]:
-    """Compiles several programs, one after the other, for the price of one start of the compiler.
+    """Compiles several programs, for the price of one start of the compiler; the rest as of `TpuCompiler`."""
+    with TpuCompiler(goal, num_replicas, flags, cache, limit_seconds) as compiler:
+        return compiler.compile(programs, on_verdict)
 
-    Programs that are the same to the compiler are compiled once. One that the compiler crashes on, or takes too long
-    over, has a verdict that says so (`Verdict.crash`). Those before it keep theirs, and a new process goes on behind
-    it. Nothing goes on compiling when this process ends.
+
+@final
+class TpuCompiler:
+    """The compiler, started with the first program whose verdict is not known, and running until this is left.
+
+    Use it as a context manager: nothing goes on compiling when it is left, or when this process ends.
 
     Args:
-        programs: serialised HloModuleProtos.
-        goal: what they are meant for, from `slice_named`.
+        goal: the slice that the programs are meant for, from `slice_named`.
         num_replicas: devices that run each program together, at most those of the slice.
         flags: more flags for libtpu.
         cache: a folder of verdicts, such as `default_folder()`: what is there is not compiled again, and what is
             compiled is put there. None for neither.
         limit_seconds: for the compiler's start, and for each program.
-        on_verdict: told the number of each program and its verdict as soon as there is one.
-
-    Returns:
-        A verdict for each, in order.
 
     Raises:
-        UserError: libtpu or JAX is missing, libtpu does not know the slice, or the compiler cannot be started.
+        UserError: libtpu or JAX is missing.
     """
-    if missing := _missing():
-        raise UserError(
-            f"the TPU's compiler is not installed ({', '.join(missing)})",
-            f"Python {sys.version_info.major}.{sys.version_info.minor}",
-            "pip install 'xla_b2t[tpu-compiler]' with Python 3.11 or 3.12",
-        )
-    environment = _environment(goal, flags)
-    inputs = [settled(program) for program in programs]
-    store = VerdictCache(cache) if cache else None
-    names = [key(each, _circumstances(goal, num_replicas, environment)) for each in inputs]
-    verdicts: dict[str, Verdict] = {}
 
-    def arrived(name: str, verdict: Verdict) -> None:
-        verdicts[name] = verdict
-        if store and verdict.can_be_kept:
-            store.keep(name, verdict)
-        for index, its_name in enumerate(names):
-            if on_verdict and its_name == name:
-                on_verdict(index, verdict)
+    def __init__(
+        self,
+        goal: Slice,
+        num_replicas: int,
+        flags: Sequence[str] = (),
+        cache: Path | None = None,
+        limit_seconds: float = LIMIT_SECONDS,
+    ):
+        if missing := _missing():
+            raise UserError(
+                f"the TPU's compiler is not installed ({', '.join(missing)})",
+                f"Python {sys.version_info.major}.{sys.version_info.minor}",
+                "pip install 'xla_b2t[tpu-compiler]' with Python 3.11 or 3.12",
+            )
+        self._goal, self._num_replicas, self._limit_seconds = goal, num_replicas, limit_seconds
+        self._environment = _environment(goal, flags)
+        self._circumstances = _circumstances(goal, num_replicas, self._environment)
+        self._store = VerdictCache(cache) if cache else None
+        self._verdicts: dict[str, Verdict] = {}
+        self._stack = ExitStack()
+        self._folder = Path()
+        self._handed_over: list[str] = []  # names of the programs in the folder, by number
+        self._num_answered = 0
+        self._child: subprocess.Popen | None = None
 
-    different = dict(zip(names, inputs, strict=True))
-    for name in different:
-        if store and (known := store.find(name)):
-            arrived(name, known)
-    rest = [name for name in different if name not in verdicts]
-    if rest:
-        with tempfile.TemporaryDirectory() as made:
-            folder = Path(made)
-            Task(goal.topology, dict(goal.options), num_replicas, limit_seconds).write(folder)
-            for place, name in enumerate(rest):
-                (folder / f"{place}.hlo").write_bytes(different[name])
-            _compile(folder, goal, environment, limit_seconds, len(rest), lambda place, v: arrived(rest[place], v))
-    return [verdicts[name] for name in names]
+    def __enter__(self) -> "TpuCompiler":
+        self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        Task(self._goal.topology, dict(self._goal.options), self._num_replicas, self._limit_seconds).write(self._folder)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def compile(self, programs: Iterable[bytes], on_verdict: OnVerdict | None = None) -> list[Verdict]:
+        """Compiles programs one after the other, beginning with the first while the next are still being made.
+
+        Programs that are the same to the compiler are compiled once. One that the compiler crashes on, or takes too
+        long over, has a verdict that says so (`Verdict.crash`). Those before it keep theirs, and a new process goes on
+        behind it.
+
+        Args:
+            programs: serialised HloModuleProtos.
+            on_verdict: told the number of each program and its verdict as soon as there is one; the compiler goes on
+                with the next meanwhile.
+
+        Returns:
+            A verdict for each, in order.
+
+        Raises:
+            UserError: libtpu does not know the slice, or the compiler cannot be started.
+        """
+        names: list[str] = []
+        told: set[int] = set()
+
+        def tell() -> None:
+            for index, name in enumerate(names):
+                if name in self._verdicts and index not in told:
+                    told.add(index)
+                    if on_verdict:
+                        on_verdict(index, self._verdicts[name])
+
+        for program in programs:
+            names.append(self._hand_over(settled(program)))
+            self._collect(0)
+            tell()
+        while len(told) < len(names):
+            self._collect(_LOOK_EVERY_SECONDS)
+            tell()
+        return [self._verdicts[name] for name in names]
+
+    def _hand_over(self, program: bytes) -> str:
+        """Gives a program to the compiler if nobody did and its verdict is not known; returns its name."""
+        name = key(program, self._circumstances)
+        if name in self._verdicts or name in self._handed_over:
+            return name
+        if self._store and (known := self._store.find(name)):
+            self._verdicts[name] = known
+            return name
+        with replacing(program_file(self._folder, len(self._handed_over))) as partial:
+            partial.write_bytes(program)
+        self._handed_over.append(name)
+        return name
+
+    def _collect(self, wait_seconds: float) -> None:
+        """Takes the verdicts that have come, and starts the compiler where it waits for that."""
+        if self._num_answered == len(self._handed_over):
+            return
+        if self._child is None:
+            started = child_process(
+                _CHILD, [str(self._folder), str(self._num_answered)], self._environment, self._folder / "log.txt"
+            )
+            self._child = self._stack.enter_context(started)
+        goes_on = is_running(self._child, wait_seconds)  # asked first, so that the last files are not missed
+        while (path := verdict_file(self._folder, self._num_answered)).exists():
+            self._answered(unpacked(path.read_bytes()))
+        if goes_on:
+            return
+        code, self._child = self._child.returncode, None
+        if self._num_answered == len(self._handed_over):
+            return  # however it ended
+        has_begun = (self._folder / str(self._num_answered)).exists()
+        crash = _crash(code, self._folder, self._goal, self._limit_seconds, has_begun)
+        if not has_begun:
+            raise crash
+        self._answered(Verdict(accepted=False, crash=crash))
+
+    def _answered(self, verdict: Verdict) -> None:
+        name = self._handed_over[self._num_answered]
+        self._num_answered += 1
+        self._verdicts[name] = verdict
+        if self._store and verdict.can_be_kept:
+            self._store.keep(name, verdict)
 
 
 def _missing() -> list[str]:
     return [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
-
-
-def _compile(
-    folder: Path,
-    goal: Slice,
-    environment: Mapping[str, str],
-    limit_seconds: float,
-    num_programs: int,
-    arrived: Callable[[int, Verdict], None],
-) -> None:
-    done = 0
-    while done < num_programs:
-        with child_process(_CHILD, [str(folder), str(done)], environment, folder / "log.txt") as child:
-            goes_on = True
-            while goes_on and done < num_programs:
-                goes_on = is_running(child, _LOOK_EVERY_SECONDS)  # asked first, so that the last files are not missed
-                while done < num_programs and (path := verdict_file(folder, done)).exists():
-                    arrived(done, unpacked(path.read_bytes()))
-                    done += 1
-        if done == num_programs:
-            return  # however the process ended, or would have
-        has_begun = (folder / str(done)).exists()
-        crash = _crash(child.returncode, folder, goal, limit_seconds, has_begun)
-        if not has_begun:
-            raise crash
-        arrived(done, Verdict(accepted=False, crash=crash))
-        done += 1
 
 
 def _crash(code: int, folder: Path, goal: Slice, limit_seconds: float, has_begun: bool) -> UserError:

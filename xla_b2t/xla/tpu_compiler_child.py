@@ -1,7 +1,8 @@
 """The process in which libtpu compiles (`tpu_compiler.py`), since it may take the process with it.
 
-In: a folder with `task.json` and the programs N.hlo. Out: for every program N from the first on an empty file N when it
-begins with it, and N.verdict when it is done. Where libtpu does not know the slice, `unknown` says why.
+In: a folder with `task.json`, into which the programs N.hlo come one by one. Out: for every program N from the first on
+an empty file N when it begins with it, and N.verdict when it is done; it waits for the next until it is ended. Where
+libtpu does not know the slice, `unknown` says why.
 """
 
 import itertools
@@ -11,7 +12,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from xla_b2t.xla.verdict import Verdict, packed
 
 UNKNOWN_SLICE = 3
 """What the process ends with where libtpu does not know the slice."""
+
+_LOOK_EVERY_SECONDS = 0.02
 
 _UNKNOWN = re.compile(r"INVALID_ARGUMENT: .*(topology|TPU external name)", re.IGNORECASE)
 """What libtpu says of a slice that it does not know."""
@@ -47,6 +50,11 @@ class Task:
     def write(self, folder: Path) -> None:
         """Leaves it in the folder."""
         (folder / "task.json").write_text(json.dumps(asdict(self)))
+
+
+def program_file(folder: Path, index: int) -> Path:
+    """Where a program is."""
+    return folder / f"{index}.hlo"
 
 
 def verdict_file(folder: Path, index: int) -> Path:
@@ -75,15 +83,22 @@ def main(folder: Path, first: int, parents_pipe: int) -> None:
     except UnknownSlice as error:
         (folder / "unknown").write_text(str(error))
         sys.exit(UNKNOWN_SLICE)
-    for index in itertools.count(first):
-        path = folder / f"{index}.hlo"
-        if not path.exists():
-            return
+    for index, program in arriving(folder, first):
         signal.setitimer(signal.ITIMER_REAL, task.limit_seconds)
         (folder / str(index)).touch()
-        verdict = _compiled(path.read_bytes(), devices, dumped)
+        verdict = _compiled(program, devices, dumped)
         with replacing(verdict_file(folder, index)) as partial:
             partial.write_bytes(packed(verdict))
+
+
+def arriving(folder: Path, first: int) -> Iterator[tuple[int, bytes]]:
+    """The programs from the first on, each with its number, as they come. Waiting has no limit."""
+    for index in itertools.count(first):
+        path = program_file(folder, index)
+        while not path.exists():
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            time.sleep(_LOOK_EVERY_SECONDS)
+        yield index, path.read_bytes()
 
 
 class UnknownSlice(Exception):
