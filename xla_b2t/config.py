@@ -143,6 +143,8 @@ class TrainConfig(Record):
     log_every: AtLeastOne = 20
     """Updates between two readings of the loss."""
     checkpoint_every: AtLeastOne = 1000
+    most_skipped_in_a_row: AtLeastOne = 10
+    """An update whose loss or gradient is not finite is skipped; so many one after the other end the run."""
     init_from: str = ""
     """Weights to begin with in place of the seed's: a checkpoint file or a run directory (its best), of ours or in the
     layout of the published baseline. The optimizer begins anew, and days are matched by the names of sessions."""

@@ -11,6 +11,8 @@ from xla_b2t.training import optimizer
 RATE = RateConfig(peak=5e-3, final=1e-4, warmup_steps=10, decay_steps=100)
 CONFIG = OptimizerConfig(rate=RATE, day_rate=RateConfig(peak=1e-3, final=1e-4, warmup_steps=5, decay_steps=50))
 
+TAKEN = torch.tensor(True)
+
 
 def make_slots(dtype=torch.float32):
     generator = torch.Generator().manual_seed(0)
@@ -78,7 +80,7 @@ def test_update_over_steps_equals_torch_adamw(eps):
             group["lr"] = optimizer.rate_at(step, group["rate"])
         reference.step()
         controls = torch.from_numpy(optimizer.controls(step, True, config))
-        optimizer.update(slots, gradients, controls, config)
+        optimizer.update(slots, gradients, controls, TAKEN, config)
     for slot in slots:
         torch.testing.assert_close(slot.master, theirs[slot.name].data, rtol=2e-5, atol=1e-6)
 
@@ -90,9 +92,8 @@ def test_update_by_less_than_bf16_resolves_moves_float32_masters():
     master = torch.ones(3)
     slot = optimizer.Slot("w", "rest", master.bfloat16(), master, torch.zeros(3), torch.zeros(3))
     for step in range(20):
-        optimizer.update(
-            [slot], [torch.full((3,), 0.1)], torch.from_numpy(optimizer.controls(step, True, config)), config
-        )
+        controls = torch.from_numpy(optimizer.controls(step, True, config))
+        optimizer.update([slot], [torch.full((3,), 0.1)], controls, TAKEN, config)
     # 20 steps of 1e-4 are half a unit in the last place of bf16 at 1.0: bf16 alone would still be exactly 1.
     torch.testing.assert_close(slot.master, torch.full((3,), 1 - 20e-4), rtol=1e-5, atol=0)
 
@@ -100,3 +101,14 @@ def test_update_by_less_than_bf16_resolves_moves_float32_masters():
 @pytest.mark.parametrize(("clip", "expected"), [(10.0, 1.0), (2.5, 0.5), (0.0, 1.0)])
 def test_clip_factor_of_norm_five_follows_limit(clip, expected):
     assert optimizer.clip_factor(torch.tensor(5.0), clip).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_update_that_is_not_taken_leaves_everything_as_it_is_whatever_the_gradient():
+    slots = make_slots()
+    before = [[held.clone() for held in (slot.master, slot.moment1, slot.moment2)] for slot in slots]
+    gradients = [torch.full(slot.master.shape, float("nan")) for slot in slots]
+    controls = torch.from_numpy(optimizer.controls(3, True, CONFIG))
+    optimizer.update(slots, gradients, controls, ~TAKEN, CONFIG)
+    for slot, held in zip(slots, before, strict=True):
+        for now, then in zip((slot.master, slot.moment1, slot.moment2), held, strict=True):
+            assert torch.equal(now, then)

@@ -1,7 +1,6 @@
 """Whole runs through the command line: ranks are processes, as a user has them."""
 
 import json
-import math
 import shutil
 import signal
 import subprocess
@@ -13,9 +12,6 @@ import numpy as np
 import pytest
 
 from xla_b2t.data.groups import open_group_set
-from xla_b2t.errors import UserError
-from xla_b2t.training.loop import _refuse_not_finite
-from xla_b2t.training.totals import Totals
 
 sys.path.insert(0, str(Path(__file__).parent))
 from whole_runs import arguments, call, call_apart, events, losses, make_groups, train, weights
@@ -97,20 +93,6 @@ def test_run_logs_the_loss_that_validation_measures_beside_what_it_minimises(gro
     assert event["loss"] == pytest.approx(losses(alone[0])[0], rel=1e-6)
     assert event["objective"] == pytest.approx(0.5 * event["loss"], rel=1e-6)
     assert summary["train_loss_first"] == summary["train_loss_last"] == event["loss"]
-
-
-@pytest.mark.parametrize(
-    ("totals", "name"),
-    [(Totals(math.nan, 1, 1, 1, 1), "loss is nan"), (Totals(1, 1, 1, math.inf, 1), "norm of the gradient is inf")],
-)
-@pytest.mark.parametrize("can_go_on", [True, False])
-def test_run_refuses_an_objective_that_is_not_finite(totals, name, can_go_on):
-    with pytest.raises(UserError) as caught:
-        _refuse_not_finite(totals, 7, "runs/a", can_go_on)
-    assert caught.value.what == f"the {name}, on average over the 1 updates up to step 7"
-    assert caught.value.where == "runs/a/events.jsonl"
-    assert ("--resume" in caught.value.fix) == can_go_on
-    assert "begin anew with a lower optimizer.rate.peak" in caught.value.fix
 
 
 def test_run_of_two_epochs_in_three_buckets_compiles_each_graph_once(groups_3, tmp_path):

@@ -131,6 +131,31 @@ def test_step_leaves_frozen_parameters_and_keeps_them_in_the_state(xla_device):
     torch.testing.assert_close(again.extra.weight.cpu(), before, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_step_skips_an_update_that_is_not_finite_and_the_next_is_as_if_it_had_not_been(xla_device, accumulation, value):
+    torch.manual_seed(0)
+    state = initial_state(Small())
+    keys = ["model.dtype=float32", f"train.accumulation={accumulation}"]
+    plain, skips = make(Small(), *keys, state=state), make(Small(), *keys, state=state)
+    bad = host_batch()
+    bad.features_BTC[1, 0, 0] = torch.tensor(value).bfloat16().view(torch.int16).item()
+    for number, first in enumerate((host_batch(), bad, host_batch())):
+        for step in (plain, skips):
+            if step is plain and first is bad:
+                continue
+            batches = [first, *[host_batch()] * (accumulation - 1)]
+            step.run(number, 0, iter([DeviceBatch(*to_device(list(as_tensors(batch)))) for batch in batches]))
+        if first is bad:
+            assert skips.totals().skipped_in_a_row == 1
+    found = skips.totals()
+    assert (found.skipped, found.skipped_in_a_row, found.updates) == (0, 0, 1)
+    assert np.isfinite(found.mean_loss)
+    for column in ("weights", "moment1", "moment2"):
+        for name, tensor in getattr(skips.state(), column).items():
+            assert torch.equal(tensor, getattr(plain.state(), column)[name]), (column, name)
+
+
 class Tied(nn.Module):
     """Uses one weight under two names."""
 

@@ -5,22 +5,22 @@ number or from a value that was reduced over all ranks first, so that no rank ev
 """
 
 import gc
-import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from xla_b2t import config as configuration
 from xla_b2t.config import Config
 from xla_b2t.data.batch_plan import plan_batches
 from xla_b2t.data.groups import Batch, GroupReader, open_group_set
 from xla_b2t.data.schedule import Schedule, Update, deal
-from xla_b2t.errors import UserError
 from xla_b2t.evaluation.decode import DecodingFallback, SplitDecoder
 from xla_b2t.models.build import build_model
 from xla_b2t.models.policy import DTYPES
 from xla_b2t.models.protocol import sizes_of
+from xla_b2t.training import skipping
 from xla_b2t.training.agreement import check_same_weights
 from xla_b2t.training.checkpoint import Checkpoint, CheckpointFolder, load_file
 from xla_b2t.training.clock import RunClock
@@ -224,7 +224,14 @@ class _Run:
         began = time.monotonic()
         totals = self.step.totals()
         self.clock.wait(time.monotonic() - began)
-        _refuse_not_finite(totals, self.step_number, self.config.run.dir, self.folder.exists())
+        told = skipping.in_words(totals, self.course.skipped_updates)
+        self.course.skipped_updates += int(totals.skipped)
+        if self.progress and told:
+            self.progress.message(f"step {self.step_number:,}   {told}")
+        if totals.skipped_in_a_row >= self.config.train.most_skipped_in_a_row:
+            self._give_up(totals)
+        if not totals.updates:
+            return  # all were skipped
         self.course.log(totals.mean_loss)
         if self.events and self.progress:
             self.progress.update(self.step_number, totals.mean_loss, self.clock.trials_per_second)
@@ -237,10 +244,21 @@ class _Run:
                 trials_per_second=self.clock.trials_per_second,
                 step_ms=self.clock.step_ms_median,
                 epoch=self.step_number / self.schedule.updates_per_epoch,
+                skipped=int(totals.skipped),
             )
             # It was planned for the configured batch.
             is_planned = self.plan == self.configured and not self.course.largest_validation_batch
             self.memory_log.in_use(self.step_number, self.planned_bytes if is_planned else None)
+
+    def _give_up(self, totals: Totals) -> None:
+        """Ends the run on all ranks alike."""
+        file = Path(self.config.run.dir) / "crash" / skipping.FILE_NAME
+        if self.world.rank == 0:
+            steps = skipping.skipped_steps(totals, self.step_number)
+            last = steps[-self.config.train.most_skipped_in_a_row :]
+            file = skipping.save_trials(self.config.run.dir, last, self.schedule, self.train_reader)
+        self.world.votes(0)  # the first error ends the others: not before the file is there
+        raise skipping.too_many(totals, self.step_number, str(file), self.folder.exists())
 
     def _validate(self) -> bool:
         """Decodes the held-out split; True, on all ranks alike, when it is the best so far."""
@@ -302,14 +320,3 @@ class _Run:
             "resumed_from": self.resumed_from,
         }
         write_summary(self.config.run.dir, summary)
-
-
-def _refuse_not_finite(totals: Totals, step: int, run_dir: str, can_go_on: bool) -> None:
-    anew = "begin anew with a lower optimizer.rate.peak"
-    for name, value in (("loss", totals.mean_objective), ("norm of the gradient", totals.mean_norm)):
-        if not math.isfinite(value):
-            raise UserError(
-                f"the {name} is {value}, on average over the {totals.updates:.0f} updates up to step {step}",
-                f"{run_dir}/events.jsonl",
-                f"go on from the last checkpoint with --resume, or {anew}" if can_go_on else anew,
-            )

@@ -83,13 +83,20 @@ def clip_factor(norm: torch.Tensor, clip_norm: float) -> torch.Tensor:
     return torch.clamp(clip_norm / (norm + 1e-6), max=1.0) if clip_norm > 0 else torch.ones_like(norm)
 
 
-def update(slots: list[Slot], gradients: list[torch.Tensor], controls_N: torch.Tensor, config: OptimizerConfig) -> None:
+def update(
+    slots: list[Slot],
+    gradients: list[torch.Tensor],
+    controls_N: torch.Tensor,
+    is_taken: torch.Tensor,
+    config: OptimizerConfig,
+) -> None:
     """One AdamW update of moments and masters, in place. The parameters are left to follow, as the masters' rounding.
 
     Args:
         slots: every trained parameter.
         gradients: float32, clipped, in the order and the shapes of the masters.
         controls_N: (NUM_CONTROLS,) float32 from `controls`, on the core.
+        is_taken: bool, 0-d, not read; where it is False, everything stays as it is, whatever the gradients are.
         config: betas, eps, weight decays.
     """
     decay = {
@@ -100,8 +107,10 @@ def update(slots: list[Slot], gradients: list[torch.Tensor], controls_N: torch.T
     rate = {"day": controls_N[DAY_RATE], "bias": controls_N[RATE], "rest": controls_N[RATE]}
     correction1, correction2_root = controls_N[CORRECTION_1], controls_N[CORRECTION_2].sqrt()
     for slot, gradient in zip(slots, gradients, strict=True):
-        slot.moment1.mul_(config.beta1).add_(gradient * (1 - config.beta1))
-        slot.moment2.mul_(config.beta2).add_(gradient.square() * (1 - config.beta2))
-        root = slot.moment2.sqrt() / correction2_root + config.eps
-        step = slot.moment1 / (root * correction1) + slot.master * decay[slot.kind]
-        slot.master.sub_(step * rate[slot.kind])
+        moment1 = slot.moment1 * config.beta1 + gradient * (1 - config.beta1)
+        moment2 = slot.moment2 * config.beta2 + gradient.square() * (1 - config.beta2)
+        root = moment2.sqrt() / correction2_root + config.eps
+        step = moment1 / (root * correction1) + slot.master * decay[slot.kind]
+        master = slot.master - step * rate[slot.kind]
+        for held, new in ((slot.moment1, moment1), (slot.moment2, moment2), (slot.master, master)):
+            held.copy_(torch.where(is_taken, new, held))

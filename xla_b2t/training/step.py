@@ -21,7 +21,7 @@ from xla_b2t.models.protocol import checked, scheduled_numbers
 from xla_b2t.training import optimizer
 from xla_b2t.training.fallback import explaining, way_out_of_update
 from xla_b2t.training.sharding import Sharding
-from xla_b2t.training.totals import Totals
+from xla_b2t.training.totals import NUM_TOTALS, Totals, add_up, is_finite
 from xla_b2t.xla.attempt import OutOfHbm, attempt
 from xla_b2t.xla.compile_guard import CompileGuard
 from xla_b2t.xla.device import set_noise, sync, to_device, to_host
@@ -96,7 +96,7 @@ class TrainStep:
         self._host = next((weight.device for weight in state.weights.values()), None)  # `meta` for a traced step
         self._way_out = way_out
         self.accumulate(config.train.accumulation if accumulation is None else accumulation)
-        (self._totals,) = place([torch.zeros(5)])
+        (self._totals,) = place([torch.zeros(NUM_TOTALS)])
         self._keep_totals = False
         self._num_scheduled: int | None = None
         self._has_run = False
@@ -283,9 +283,11 @@ class TrainStep:
         scale = 1.0 / torch.clamp(sums[-1], min=1.0)
         norm = squares.sqrt() * scale
         scale = scale * optimizer.clip_factor(norm, self._config.optimizer.clip_norm)
-        optimizer.update(self.slots, [gradient * scale for gradient in gradients], controls_N, self._config.optimizer)
-        news = torch.cat([sums, torch.stack([norm, torch.ones_like(norm)])])
-        self._totals.mul_(controls_N[optimizer.KEEP_TOTALS]).add_(news)
+        # Of what was reduced, so that all ranks say the same; nothing is read from the core.
+        is_taken = is_finite(norm) & is_finite(sums[0])
+        gradients = [gradient * scale for gradient in gradients]
+        optimizer.update(self.slots, gradients, controls_N, is_taken, self._config.optimizer)
+        add_up(self._totals, torch.cat([sums, norm.reshape(1)]), is_taken, controls_N[optimizer.KEEP_TOTALS])
         for total in self._accumulated:
             total.zero_()
         rounded = [slot.master.to(slot.parameter.dtype) for slot in self.slots]

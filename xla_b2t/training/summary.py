@@ -23,6 +23,8 @@ class Course:
     val_per_by_day: dict[str, float] = field(default_factory=dict)
     train_loss_first: float | None = None
     train_loss_last: float | None = None
+    skipped_updates: int = 0
+    """Not taken, since a loss or a gradient was not finite."""
     largest_batch: int | None = None
     """Trials a core and micro-step, since more ran out of HBM; None where none did. A resumed run asks for no more."""
     largest_validation_batch: int | None = None
