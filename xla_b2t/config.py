@@ -143,6 +143,8 @@ class TrainConfig(Record):
     log_every: AtLeastOne = 20
     """Updates between two readings of the loss."""
     checkpoint_every: AtLeastOne = 1000
+    agreement_every: ZeroOrMore = 1000
+    """Updates between two comparisons of all ranks' weights by checksum; 0 is none but at the start."""
     most_skipped_in_a_row: AtLeastOne = 10
     """An update whose loss or gradient is not finite is skipped; so many one after the other end the run."""
     init_from: str = ""

@@ -21,7 +21,7 @@ from xla_b2t.models.build import build_model
 from xla_b2t.models.policy import DTYPES
 from xla_b2t.models.protocol import sizes_of
 from xla_b2t.training import skipping
-from xla_b2t.training.agreement import check_same_weights
+from xla_b2t.training.agreement import check_same_schedule, check_same_weights
 from xla_b2t.training.checkpoint import Checkpoint, CheckpointFolder, load_file
 from xla_b2t.training.clock import RunClock
 from xla_b2t.training.events import EventLog
@@ -114,6 +114,7 @@ class _Run:
         self.kernels = check_kernels(model, DTYPES[config.model.dtype], self.plan.batch_size, trains=True)
         state = resumed.state if resumed else initial_state(model)
         check_same_weights(state.weights, world)
+        check_same_schedule(self.schedule, world)
         self.step = TrainStep(
             model,
             sizes.num_classes,
@@ -172,6 +173,9 @@ class _Run:
                     return refused.with_traceback(None)  # its frames hold tensors of the core
                 done = self.step_number == train.steps
                 validates = self.val_reader is not None and (done or self.step_number % validation.every == 0)
+                if train.agreement_every and self.step_number % train.agreement_every == 0:
+                    with self.clock.phase("train"):
+                        check_same_weights(self.step.parameters(), self.world)
                 saves = validates or done or self.step_number % train.checkpoint_every == 0
                 # Before a checkpoint too, so that weights whose loss is not finite are never the latest.
                 if saves or self.step_number % train.log_every == 0:

@@ -210,6 +210,11 @@ class TrainStep:
         self._keep_totals = False
         return Totals(*to_host([self._totals])[0].tolist())
 
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """Copies what this rank's model computes with to its host, by name, which waits for the core."""
+        names, parameters = [slot.name for slot in self.slots], [slot.parameter.data for slot in self.slots]
+        return dict(zip(names, to_host(parameters), strict=True))
+
     def state(self) -> TrainState | None:
         """Copies the state to the host of rank 0, which waits for the core; None on the others.
 
