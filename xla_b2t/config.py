@@ -45,6 +45,8 @@ class RunConfig(Record):
     seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
     cores: ZeroOrMore = 0
     """Ranks to train on; 0 takes every core of a TPU, and one rank on a CPU."""
+    most_restarts: AtLeastOne = 5
+    """Starts by `--resume auto` in a row that find no newer checkpoint; the next is refused."""
 
 
 class DataConfig(Record):

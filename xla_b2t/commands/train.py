@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from xla_b2t.commands.run_options import NamedRun, add_run_options, named_run
 from xla_b2t.errors import UserError
 from xla_b2t.files import replacing
+from xla_b2t.training.restarts import count_restart, forget_restarts
 
 if TYPE_CHECKING:
     from xla_b2t.audit.resume import Resumed
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 
 SUMMARY = "train a decoder on the cores of this machine"
 EXAMPLE = "python -m xla_b2t.launch --cores 8 --config configs/gru_baseline.toml --set data.dir=groups"
+
+PATIENCE_S = 25.0
+"""For ranks that are asked to end: they finish an update and save. Machines are taken after 30 s."""
+EXIT_PREEMPTED = 75
+"""sysexits.h calls it EX_TEMPFAIL: try again. What starts a run anew asks for it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +63,10 @@ def run(args: argparse.Namespace) -> int:
     spawn.prepare(machine, "xla_b2t.training.loop")
     may_clear = args.overwrite or named.has_demo_dir
     checkpoint = _to_resume(run_dir, config.train.steps, args.resume, args.overwrite, may_clear)
+    if args.resume == "auto":
+        count_restart(run_dir, _done(run_dir), config.run.most_restarts)
+    else:
+        forget_restarts(run_dir)
     named.make_demo_data()
 
     preflight_began = time.time()
@@ -73,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
     job = Job(config, checkpoint, args.allow_recompile, seconds, time.time(), init_from, planned_bytes)
     try:
-        spawn.run(run_rank, (job,), machine, num_ranks, run_dir / "crash")
+        asked = spawn.run(run_rank, (job,), machine, num_ranks, run_dir / "crash", PATIENCE_S)
     except spawn.Interrupted as interrupted:
         _mark(run_dir, "interrupted")
         return _tell_interrupted(run_dir, interrupted.args[0])
@@ -87,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
     from xla_b2t.training.summary import read_summary
 
     summary = read_summary(run_dir)
+    if asked and (not summary or summary["status"] != "completed"):
+        return _tell_interrupted(run_dir, asked)
     if args.json:
         print(json.dumps(summary))
     else:
@@ -224,4 +236,11 @@ def _tell_interrupted(run_dir: Path, number: int) -> int:
     if folder.exists():
         saved = f"the last checkpoint is of step {folder.latest_step()}; go on with --resume"
     print(f"interrupted by {signal.Signals(number).name}, all ranks are gone; {saved}", file=sys.stderr)
-    return 128 + number
+    return EXIT_PREEMPTED if number == signal.SIGTERM else 128 + number
+
+
+def _done(run_dir: Path) -> int:
+    from xla_b2t.training.checkpoint import CheckpointFolder
+
+    folder = CheckpointFolder(run_dir)
+    return folder.latest_step() if folder.exists() else 0

@@ -113,8 +113,9 @@ class SplitDecoder:
         self._most_trials = most_trials
         self._on_fallback = on_fallback
         self.batch_size = 0  # of a split's first step, when its groups are known
+        self.has_decoded = False
 
-    def decode(self, reader: GroupReader) -> Iterator[Prediction]:
+    def decode(self, reader: GroupReader) -> Generator[Prediction, None, None]:
         """Yields this rank's share of a split; all ranks must be asked for it together.
 
         Raises:
@@ -129,6 +130,7 @@ class SplitDecoder:
         done = 0
         while done < len(steps):
             done += yield from self._decode(reader, steps[done:])
+        self.has_decoded = True
 
     def _decode(self, reader: GroupReader, steps: list[EvaluationStep]) -> Generator[Prediction, None, int]:
         """Decodes steps; returns how many, which is less than all when a smaller batch must go on with the rest."""

@@ -5,6 +5,7 @@ number or from a value that was reduced over all ranks first, so that no rank ev
 """
 
 import gc
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -32,7 +33,7 @@ from xla_b2t.training.progress import Progress
 from xla_b2t.training.step import TrainStep, initial_state
 from xla_b2t.training.summary import Course, write_summary
 from xla_b2t.training.totals import Totals
-from xla_b2t.training.validation import validate
+from xla_b2t.training.validation import Validation, validate
 from xla_b2t.training.weights import start_from
 from xla_b2t.xla.attempt import OutOfHbm
 from xla_b2t.xla.compile_guard import CompileGuard
@@ -99,7 +100,7 @@ class _Run:
         )
         resumed = load_file(job.checkpoint) if job.checkpoint else None
         self.resumed_from = resumed.step if resumed else None
-        self.step_number = resumed.step if resumed else 0
+        self.step_number = self.saved_step = resumed.step if resumed else 0
         self.course = Course(**resumed.course) if resumed else Course()
         self.course.keep_limits(memory_keys(config))
         if self.course.largest_batch:
@@ -156,7 +157,7 @@ class _Run:
         while refused := self._run_steps():
             self._fall_back(refused)
         if self.world.rank == 0:
-            self._write_summary("completed")
+            self._write_summary("completed" if self.step_number == self.config.train.steps else "interrupted")
 
     def _run_steps(self) -> OutOfHbm | None:
         """Updates in batches of the present size, to the end, None, or until one is refused for want of memory."""
@@ -166,6 +167,10 @@ class _Run:
         with Feed(self._read(steps), num_batches, device(), self.config.data.prefetch_batches) as feed:
             batches = iter(feed)
             for step in steps:
+                next_meeting = self.world.next_meeting(step, train.log_every)
+                if self.world.stop_order.ends_before(step, self.world.rank, next_meeting):
+                    self._end_early()
+                    break
                 try:
                     with self.clock.phase("train"):
                         self._update(self.schedule.update(step), batches)
@@ -181,10 +186,23 @@ class _Run:
                 if saves or self.step_number % train.log_every == 0:
                     with self.clock.phase("train"):
                         self._log()
-                is_best = self._validate() if validates else False
+                result = self._validate(may_end=not done) if validates else None
+                is_best = result is not None and self.course.validated(result.per, result.per_by_day)
                 if saves:
-                    self._save(is_best, self.course.val_per if validates else None)
+                    self._save(is_best, result.per if result else None)
         return None
+
+    def _end_early(self) -> None:
+        """On all ranks alike, with a checkpoint of what was done."""
+        if self.progress:
+            number = self.world.stop_order.asked() or signal.SIGTERM
+            self.progress.message(f"asked to end by {signal.Signals(number).name}, after step {self.step_number:,}")
+        if self.step_number == self.saved_step:
+            return
+        if self.step_number % self.config.train.log_every:
+            with self.clock.phase("train"):
+                self._log()
+        self._save(is_best=False, val_per=None)
 
     def _fall_back(self, refused: OutOfHbm) -> None:
         """Goes on in smaller micro-steps, on all ranks alike: what they decide from is the same."""
@@ -264,8 +282,8 @@ class _Run:
         self.world.votes(0)  # the first error ends the others: not before the file is there
         raise skipping.too_many(totals, self.step_number, str(file), self.folder.exists())
 
-    def _validate(self) -> bool:
-        """Decodes the held-out split; True, on all ranks alike, when it is the best so far."""
+    def _validate(self, may_end: bool) -> Validation | None:
+        """Decodes the held-out split; None, on all ranks alike, where the run was asked to end meanwhile."""
         assert self.val_reader is not None, "there is a split to validate on"
         if self.progress:
             self.progress.phase("validate")
@@ -275,15 +293,16 @@ class _Run:
             return way_out_of_decoding(option, self.decoder.batch_size, size)
 
         with self.clock.phase("validate"), explaining(helps, lambda: f"validation after step {self.step_number}"):
-            result = validate(self.decoder, self.val_reader, self.world)
-        if self.events and self.progress:
+            result = validate(self.decoder, self.val_reader, self.world, may_end)
+        if result and self.events and self.progress:
             self.progress.validated(self.step_number, result.per)
             self.events.write("val", self.step_number, per=result.per, loss=result.loss, per_day=result.per_by_day)
-        return self.course.validated(result.per, result.per_by_day)
+        return result
 
     def _save(self, is_best: bool, val_per: float | None) -> None:
         if self.progress:
             self.progress.phase("save")
+        self.saved_step = self.step_number
         with self.clock.phase("checkpoint"):
             state = self.step.state()
             if state is None or self.events is None:

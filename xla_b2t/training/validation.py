@@ -24,8 +24,17 @@ class Validation:
     loss: float
 
 
-def validate(decoder: SplitDecoder, reader: GroupReader, world: World) -> Validation:
+def validate(decoder: SplitDecoder, reader: GroupReader, world: World, may_end: bool = False) -> Validation | None:
     """Decodes the split; all ranks must call this together.
+
+    Args:
+        decoder: of this rank.
+        reader: of the split.
+        world: this rank among the others.
+        may_end: leave off where the run is asked to end meanwhile.
+
+    Returns:
+        None, on all ranks, where it was left off.
 
     Raises:
         UserError: a group that cannot be read, or a loss that is not finite.
@@ -33,12 +42,21 @@ def validate(decoder: SplitDecoder, reader: GroupReader, world: World) -> Valida
     sessions = reader.group_set.sessions
     counts = np.zeros(2 * len(sessions) + 1)
     loss = 0.0
-    for prediction in decoder.decode(reader):
+    is_asked = False
+    predictions = decoder.decode(reader)
+    for prediction in predictions:
+        # Before it has decoded the split once, ranks may have to agree on what a core has memory for.
+        is_asked = may_end and decoder.has_decoded and world.stop_order.asked() is not None
+        if is_asked:
+            break
         day = sessions.index(prediction.session)
         result = score([(prediction.session, prediction.reference, prediction.decoded)])[prediction.session]
         counts[2 * day : 2 * day + 2] += result.errors, result.phonemes
         counts[-1] += 1
         loss += prediction.loss
+    predictions.close()
+    if any(world.votes(is_asked)):
+        return None
     # Rates are taken after the reduction: a mean of the ranks' rates would depend on how trials are dealt.
     counts = world.sum(counts)
     trials = max(1.0, counts[-1])

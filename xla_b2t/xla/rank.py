@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from xla_b2t.errors import UserError
+from xla_b2t.xla.stop_order import StopOrder, ask_on_sigterm
 
 Target = Callable[..., None]
 """Called as target(world, *args) in every rank; must be importable, as it crosses to another process."""
@@ -35,7 +36,7 @@ POLL_S = 0.2
 
 def run_on_cpu(target: Target, args: tuple, rank: int, num_ranks: int, meeting_place: str, crash_dir: str) -> None:
     """One CPU rank, joined with the others by gloo."""
-    _settle()
+    _settle(meeting_place)
     with _reporting(f"rank {rank}", meeting_place, crash_dir):
         os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="1", GLOO_SOCKET_IFNAME=_loopback())
         os.environ.setdefault("XLA_RNG_BIT_GENERATOR", "three_fry")
@@ -48,14 +49,14 @@ def run_on_cpu(target: Target, args: tuple, rank: int, num_ranks: int, meeting_p
 
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // num_ranks))
         if num_ranks == 1:
-            target(Alone("cpu"), *args)
+            target(Alone("cpu", meeting_place), *args)
             return
         # A file, and not a port, is where the ranks meet: nothing to be free, nothing to race for.
         with _silent_stdout():
             dist.init_process_group(
                 "gloo", init_method=f"file://{meeting_place}/ranks", rank=rank, world_size=num_ranks
             )
-        target(Gloo(), *args)
+        target(Gloo(meeting_place), *args)
         # A rank that leaves early would look like a failure to one that still reduces. After an error nothing is
         # closed: the others would notice, and report, before this rank has said what happened.
         dist.barrier()
@@ -64,7 +65,7 @@ def run_on_cpu(target: Target, args: tuple, rank: int, num_ranks: int, meeting_p
 
 def run_tpu_host(target: Target, args: tuple, name: str, meeting_place: str, crash_dir: str) -> None:
     """The child that starts every rank of a TPU host through torch_xla; `name` is `LAUNCHER`, or the one rank's."""
-    _settle()
+    _settle(meeting_place)
     with _reporting(name, meeting_place, crash_dir):
         import torch_xla.distributed.xla_multiprocessing as xmp
 
@@ -73,14 +74,14 @@ def run_tpu_host(target: Target, args: tuple, name: str, meeting_place: str, cra
 
 
 def _tpu_rank(ordinal: int, target: Target, args: tuple, meeting_place: str, crash_dir: str) -> None:
-    _settle(own_group=False)
+    _settle(meeting_place, own_group=False)
     with _reporting(f"rank {ordinal}", meeting_place, crash_dir):
         Path(meeting_place, f"rank-{ordinal}.pid").write_text(str(os.getpid()))
         from torch_xla import runtime
 
         from xla_b2t.xla.world import Alone, Graph
 
-        target(Graph(meeting_place) if runtime.world_size() > 1 else Alone("tpu"), *args)
+        target(Graph(meeting_place) if runtime.world_size() > 1 else Alone("tpu", meeting_place), *args)
 
 
 @contextmanager
@@ -127,14 +128,15 @@ def _ranks_of(pid: int, meeting_place: str) -> str:
     return ranks[0] if ranks else RANK_PROCESS  # it died before it was a rank
 
 
-def _settle(own_group: bool = True) -> None:
-    """Leaves the terminal's signals to the parent, and follows the parent when it dies."""
+def _settle(meeting_place: str, own_group: bool = True) -> None:
+    """Leaves Ctrl-C to the parent, tells all ranks of a SIGTERM, and follows the parent when it dies."""
     if own_group:
         os.setsid()
     os.dup2(2, 1)  # stdout carries the result of the command, which is the parent's to print
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ask_on_sigterm(StopOrder(meeting_place))
     threading.Thread(target=_follow_parent, daemon=True, name="follow-parent").start()
 
 

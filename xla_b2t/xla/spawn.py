@@ -27,6 +27,7 @@ from typing import Any
 from xla_b2t.errors import UserError
 from xla_b2t.xla.machine import Machine
 from xla_b2t.xla.rank import LAUNCHER, POLL_S, Target, how_ended, read_reports, report_path, run_on_cpu, run_tpu_host
+from xla_b2t.xla.stop_order import StopOrder
 
 _GRACE_S = 2.0
 
@@ -51,21 +52,46 @@ def prepare(machine: Machine, module: str) -> None:
             forkserver.ensure_running()
 
 
-def run(target: Target, args: tuple[Any, ...], machine: Machine, num_ranks: int, crash_dir: str | Path) -> None:
+def run(
+    target: Target,
+    args: tuple[Any, ...],
+    machine: Machine,
+    num_ranks: int,
+    crash_dir: str | Path,
+    patience_s: float = 0,
+) -> int | None:
     """Runs target(world, *args) on every rank and returns when all have returned.
+
+    Args:
+        target, args: see `rank.Target`.
+        machine: that it runs on.
+        num_ranks: at least 1.
+        crash_dir: for the tracebacks of ranks.
+        patience_s: for a target that heeds `World.stop_order`: time to end by itself when it is asked to. A second
+            signal ends it at once.
+
+    Returns:
+        The signal by which the ranks were asked to end, if they were.
 
     Raises:
         UserError: the first failure, where a rank found something that the user can mend.
         RankError: the first failure otherwise, or how a rank was killed.
-        Interrupted: SIGINT or SIGTERM reached this process; every rank is gone.
+        Interrupted: SIGINT or SIGTERM reached this process, and the ranks did not end in time; every rank is gone.
     """
     crash_dir = Path(crash_dir)
     shutil.rmtree(crash_dir, ignore_errors=True)
     meeting_place = tempfile.mkdtemp(prefix="xla_b2t-")
     processes: dict[str, BaseProcess] = {}
     ended_well = False
+    order = StopOrder(meeting_place)
+
+    def asked(number: int, _frame: object) -> None:
+        if not patience_s or order.asked() is not None:
+            raise Interrupted(number)
+        order.ask(number)
+
     try:
-        with _signals_go_to(_interrupt):
+        with _signals_go_to(asked):
             if machine.kind == "tpu":
                 name = "rank 0" if num_ranks == 1 else LAUNCHER  # one rank runs in the process of the launcher
                 context = multiprocessing.get_context("spawn")
@@ -79,8 +105,9 @@ def run(target: Target, args: tuple[Any, ...], machine: Machine, num_ranks: int,
                     processes[f"rank {rank}"] = context.Process(target=run_on_cpu, args=rank_args)
             for process in processes.values():
                 process.start()
-            _watch(processes, meeting_place, crash_dir)
+            _watch(processes, meeting_place, crash_dir, order, patience_s)
             ended_well = True
+            return order.asked()
     finally:
         with _signals_go_to(signal.SIG_IGN):  # a second Ctrl-C must not leave a rank behind
             if not ended_well:
@@ -90,10 +117,16 @@ def run(target: Target, args: tuple[Any, ...], machine: Machine, num_ranks: int,
             shutil.rmtree(meeting_place, ignore_errors=True)
 
 
-def _watch(processes: dict[str, BaseProcess], meeting_place: str, crash_dir: Path) -> None:
+def _watch(
+    processes: dict[str, BaseProcess], meeting_place: str, crash_dir: Path, order: StopOrder, patience_s: float
+) -> None:
     running = dict(processes)
-    failing_since = None
+    failing_since = asked_since = None
     while running:
+        if number := order.asked():
+            asked_since = asked_since or time.monotonic()
+            if time.monotonic() - asked_since > patience_s:
+                raise Interrupted(number)
         wait([process.sentinel for process in running.values()], timeout=POLL_S)
         dead = {name: process.exitcode for name, process in running.items() if process.exitcode is not None}
         reports = read_reports(meeting_place)
@@ -130,15 +163,13 @@ def _as_error(report: dict[str, Any], crash_dir: Path) -> Exception:
 
 
 def _end(processes: list[BaseProcess]) -> None:
-    """Ends every rank with all that it started: asks first, then does not ask."""
+    """Ends every rank with all that it started. There is nothing to ask them for: SIGTERM only asks for a good end."""
     started = [process for process in processes if process.pid is not None]
-    for number, patience in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _GRACE_S)):
-        for process in started:
-            if number == signal.SIGKILL or process.is_alive():
-                _signal_group(process, number)
-        until = time.monotonic() + patience
-        for process in started:
-            process.join(max(0.0, until - time.monotonic()))
+    for process in started:
+        _signal_group(process, signal.SIGKILL)
+    until = time.monotonic() + _GRACE_S
+    for process in started:
+        process.join(max(0.0, until - time.monotonic()))
 
 
 def _signal_group(process: BaseProcess, number: int) -> None:
@@ -171,7 +202,3 @@ def _signals_go_to(handler: Any) -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _interrupt(number: int, _frame: object) -> None:
-    raise Interrupted(number)

@@ -21,19 +21,37 @@ from torch_xla import runtime
 from xla_b2t.xla.compile_guard import may_compile
 from xla_b2t.xla.cut import Cut
 from xla_b2t.xla.device import to_device, to_host
+from xla_b2t.xla.stop_order import StopOrder
 
 _LARGEST_EXACT = 2**24
 _FOR_EVER_S = 365 * 24 * 3600.0
 
 
 class World(ABC):
-    """What a rank knows of the others."""
+    """What a rank knows of the others.
+
+    Args:
+        meeting_place: a private folder of the run, which the ranks share; "" where there is none.
+    """
 
     rank: int
     size: int
     kind: Literal["tpu", "cpu"]
     reduces_in_graph: bool
     """False when a reduction ends the graph, so that what follows it is compiled by itself."""
+
+    def __init__(self, meeting_place: str = ""):
+        self._meeting_place = meeting_place
+        self.stop_order = StopOrder(meeting_place)
+
+    @abstractmethod
+    def next_meeting(self, step: int, reading_every: int) -> int:
+        """The first update from `step` on that no rank comes to before it has met this rank, which is before `step`.
+
+        Args:
+            step: an update that this rank has not begun.
+            reading_every: updates after which every rank reads its core, and so waits for what all ranks reduce.
+        """
 
     @abstractmethod
     def all_reduce(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -105,8 +123,12 @@ class Alone(World):
     size = 1
     reduces_in_graph = True
 
-    def __init__(self, kind: Literal["tpu", "cpu"]):
+    def __init__(self, kind: Literal["tpu", "cpu"], meeting_place: str = ""):
+        super().__init__(meeting_place)
         self.kind = kind
+
+    def next_meeting(self, step: int, reading_every: int) -> int:
+        return step
 
     def all_reduce(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         return tensors
@@ -128,22 +150,22 @@ class Alone(World):
 
 
 class Graph(World):
-    """The cores that torch_xla has started; collectives are instructions of the graph.
-
-    Args:
-        meeting_place: a private folder of this run, which the ranks share.
-    """
+    """The cores that torch_xla has started; collectives are instructions of the graph."""
 
     reduces_in_graph = True
     groups: list[list[int]] | None = None
     """Which ordinals reduce together; None is all that torch_xla has started."""
 
     def __init__(self, meeting_place: str) -> None:
+        super().__init__(meeting_place)
         self.rank = runtime.global_ordinal()
         self.size = runtime.world_size()
         self.kind = "tpu" if runtime.device_type() == "TPU" else "cpu"
-        self._meeting_place = meeting_place
         self._num_votes = 0
+
+    def next_meeting(self, step: int, reading_every: int) -> int:
+        # The host is ahead of its core, and stops only to read it: what it reads then was reduced with this rank.
+        return (step // reading_every + 1) * reading_every
 
     def all_reduce(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         xm.all_reduce(xm.REDUCE_SUM, tensors, groups=self.groups)
@@ -207,9 +229,13 @@ class Gloo(World):
     kind = "cpu"
     reduces_in_graph = False
 
-    def __init__(self) -> None:
+    def __init__(self, meeting_place: str = "") -> None:
+        super().__init__(meeting_place)
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
+
+    def next_meeting(self, step: int, reading_every: int) -> int:
+        return step + 1  # the end of an update is reduced on the host
 
     def all_reduce(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         torch_xla.sync()
