@@ -69,7 +69,7 @@ def test_check_refuses_variables_that_change_dtypes(groups, monkeypatch, name):
 def test_check_of_unlabelled_validation_split_names_it(groups):
     error = refusal(load(groups, "validation.split=test"))
     assert "test: found no labels, expected labels" in error.what
-    assert error.where.endswith("test.h5") and "validation.every=0" in error.fix
+    assert error.where.endswith("index.h5:/test") and "validation.every=0" in error.fix
 
 
 def test_check_of_missing_split_lists_those_that_are_there(groups):
@@ -86,7 +86,9 @@ def test_check_with_more_ranks_than_groups_says_how_many_are_needed(groups):
 def test_check_of_stride_too_coarse_for_labels_counts_trials(groups):
     error = refusal(load(groups, "model.options.patch_stride=12"))
     assert "trials of train" in error.what and "steps for" in error.what
-    assert "train.h5" in error.where and "--patch-bins and --patch-stride of the model (now 4 and 2)" in error.fix
+    assert (
+        "index.h5:/train" in error.where and "--patch-bins and --patch-stride of the model (now 4 and 2)" in error.fix
+    )
 
 
 def test_check_of_resume_names_every_changed_key(groups, resumed):

@@ -30,7 +30,7 @@ def test_prebatch_prints_kept_refused_and_passed_over(source, tmp_path, capsys):
     assert "t15.2023.08.11/train/trial_0001" in out.replace("\n", "")
     assert "passed over in the source: figures" in out
     assert "check: 1 of 1" in err
-    assert "write train: 2 of 2" in err
+    assert "write: 3 of 3, 0.0 MB" in err
 
 
 def test_prebatch_json_is_one_object(source, tmp_path, capsys):

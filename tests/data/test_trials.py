@@ -2,7 +2,8 @@ import h5py
 import numpy as np
 import pytest
 
-from xla_b2t.data.trials import Refusal, Trial, find_sessions, read_trials
+from xla_b2t.data import bfloat16
+from xla_b2t.data.trials import Refusal, Trial, find_sessions, open_session_file, read_features, read_trials
 from xla_b2t.errors import UserError
 
 GOOD = {"features": np.arange(320, dtype=np.float32).reshape(40, 8), "labels": [7, 28, 17, 40]}
@@ -15,35 +16,44 @@ def with_value(value):
 
 
 def read_only_trial(folder):
+    """The only trial of a folder, and its bits; a refusal alone."""
     (file,) = find_sessions(folder).files
     (found,) = read_trials(file)
-    return found
+    if isinstance(found, Refusal):
+        return found
+    features_TC = np.empty((found.num_bins, found.num_features), np.float32)
+    bits_TC = np.empty(features_TC.shape, np.uint16)
+    with open_session_file(file) as handle:
+        return read_features(handle, found.trial_id, features_TC, bits_TC) or (found, bits_TC)
 
 
 def test_read_trials_good_trial_comes_as_it_is(write_trials):
-    trial = read_only_trial(write_trials(GOOD))
+    trial, bits_TC = read_only_trial(write_trials({**GOOD, "block_num": 7}))
     assert isinstance(trial, Trial)
     assert trial.trial_id == "t15.2023.08.11/train/trial_0000"
-    assert trial.features_TC.dtype == np.float32
-    np.testing.assert_array_equal(trial.features_TC, GOOD["features"])
+    assert (trial.num_bins, trial.num_features, trial.block) == (40, 8, 7)
+    np.testing.assert_array_equal(bits_TC, bfloat16.to_bits(GOOD["features"]))
     assert trial.labels_L.dtype == np.int32
     assert trial.labels_L.tolist() == GOOD["labels"]
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float64])
-def test_read_trials_other_floats_become_float32(write_trials, dtype):
-    trial = read_only_trial(write_trials({"features": GOOD["features"].astype(dtype)}))
-    assert trial.features_TC.dtype == np.float32
+def test_read_trials_without_a_block_is_of_an_unknown_one(write_trials):
+    assert read_only_trial(write_trials(GOOD))[0].block == -1
+
+
+@pytest.mark.parametrize("dtype", ["<f2", "<f8", ">f4", ">f8"])
+def test_read_features_of_other_floats_are_rounded_from_float32(write_trials, dtype):
+    _, bits_TC = read_only_trial(write_trials({"features": GOOD["features"].astype(dtype)}))
+    np.testing.assert_array_equal(bits_TC, bfloat16.to_bits(GOOD["features"]))
 
 
 def test_read_trials_test_split_needs_no_labels(write_trials):
-    trial = read_only_trial(write_trials({"features": GOOD["features"]}, split="test"))
-    assert isinstance(trial, Trial)
+    trial, _ = read_only_trial(write_trials({"features": GOOD["features"]}, split="test"))
     assert trial.labels_L is None
 
 
 def test_read_trials_test_split_reads_labels_where_they_are(write_trials):
-    assert read_only_trial(write_trials(GOOD, split="test")).labels_L.tolist() == GOOD["labels"]
+    assert read_only_trial(write_trials(GOOD, split="test"))[0].labels_L.tolist() == GOOD["labels"]
 
 
 @pytest.mark.parametrize(
@@ -71,6 +81,8 @@ def test_read_trials_test_split_reads_labels_where_they_are(write_trials):
         ({"labels": [7.0, 8.0]}, "wrong_type", "seq_class_ids is float64"),
         ({"labels": [[7], [8]]}, "wrong_shape", "seq_class_ids is (2, 1)"),
         ({"name": "notes"}, "not_a_trial", "trial_NNNN"),
+        ({"block_num": "first"}, "wrong_type", "attribute block_num is"),
+        ({"block_num": -7}, "wrong_type", "block_num is -7"),
     ],
 )
 def test_read_trials_faulty_trial_is_refused_with_its_reason(write_trials, trial, reason, detail):

@@ -24,6 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--features", type=int, default=0, metavar="N", help="features a trial must have (default: what most have)"
     )
     parser.add_argument(
+        "--passes", type=int, default=1, metavar="N",
+        help="group the training trials so many times, each time shuffled otherwise (default 1)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--file-mb", type=int, default=512, metavar="MB", help="the most megabytes of a file (default 512)"
+    )
+    parser.add_argument(
         "--seed", type=int, default=0, help="of the shuffle among groups of a day and bucket (default 0)"
     )
     parser.add_argument("--strict", action="store_true", help="a trial that cannot be used is an error")
@@ -45,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
         patch_bins=args.patch_bins,
         patch_stride=args.patch_stride,
         num_features=args.features,
+        num_passes=args.passes,
+        file_mb=args.file_mb,
         seed=args.seed,
         strict=args.strict,
         overwrite=args.overwrite,
@@ -65,7 +74,7 @@ def _print(report, seconds: float) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)  # names are the source's
     splits = Table(title=f"{report.folder}: {report.num_features} features, {seconds:.1f} s", title_justify="left")
     for heading in ("split", "trials in", "kept", "refused", "groups", "real bins", "MB"):
         splits.add_column(heading, justify="left" if heading == "split" else "right")
@@ -94,6 +103,8 @@ def _print(report, seconds: float) -> None:
         console.print(f"every refused trial is listed in {report.folder}/report.json")
     else:
         console.print("refused: none")
+    for note in report.notes:
+        console.print(note)
     for name, split in report.splits.items():
         if split.labels_ignored:
             console.print(f"{name}: {split.labels_ignored} trials have labels, but not all; they are left out")

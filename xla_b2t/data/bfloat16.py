@@ -8,6 +8,9 @@ import numpy as np
 LARGEST = float(np.array([0x7F7F0000], np.uint32).view(np.float32)[0])
 """The largest finite bfloat16; above about this a float32 would round to infinity."""
 
+_LARGEST_WITHOUT_SIGN = 0x7F7F0000 << 1
+_PIECE = 1 << 14
+
 
 def to_bits(values: np.ndarray) -> np.ndarray:
     """Rounds finite float32 values to the nearest bfloat16, ties to even.
@@ -21,6 +24,32 @@ def to_bits(values: np.ndarray) -> np.ndarray:
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     # Adding just under half a unit, plus one when the kept part is odd, carries exactly when it must round up.
     return ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
+
+
+def write_bits(values: np.ndarray, bits: np.ndarray) -> bool:
+    """Rounds like `to_bits` into an array that is there, piece by piece within the processor's cache.
+
+    Args:
+        values: float32 of any shape, C-contiguous; left with other values.
+        bits: uint16 of the same shape, C-contiguous, written.
+
+    Returns:
+        Whether every value is finite and not beyond `LARGEST`; if not, neither array means anything.
+    """
+    words_N, bits_N = values.reshape(-1).view(np.uint32), bits.reshape(-1)
+    carry_N = np.empty(_PIECE, np.uint32)
+    for start in range(0, len(words_N), _PIECE):
+        piece_N = words_N[start : start + _PIECE]
+        work_N = carry_N[: len(piece_N)]
+        np.left_shift(piece_N, 1, out=work_N)  # without the sign, numbers are in the order of their bits, NaN last
+        if work_N.max() > _LARGEST_WITHOUT_SIGN:
+            return False
+        np.right_shift(piece_N, 16, out=work_N)
+        work_N &= 1
+        work_N += 0x7FFF
+        piece_N += work_N
+        np.right_shift(piece_N, 16, out=bits_N[start : start + _PIECE], casting="unsafe")
+    return True
 
 
 def from_bits(bits: np.ndarray) -> np.ndarray:

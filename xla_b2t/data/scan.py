@@ -1,6 +1,7 @@
 """The first pass of a conversion: every trial of a source is either kept, as a record, or refused with a reason.
 
-In: the files of a source. Out: `Scan`. Features are read to be checked and let go: a trial is in memory at a time.
+In: the files of a source. Out: `Scan`. Features are not read: what is wrong with their values shows when they are
+written (`padding`).
 """
 
 from collections import Counter
@@ -11,8 +12,8 @@ from xla_b2t.data.grouping import TrialRecord
 from xla_b2t.data.phonemes import required_steps
 from xla_b2t.data.trials import SPLITS, Refusal, SessionFile, Source, Trial, read_trials
 
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how many of them are done, and how many there are."""
+Progress = Callable[..., None]
+"""Called with what is being done, how many are done, how many there are, and where it is known, bytes done."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def scan_file(file: SessionFile, number: int, day: int, needs: Needs) -> Iterato
 
 
 def _record(trial: Trial, number: int, day: int, needs: Needs) -> TrialRecord | Refusal:
-    num_bins, num_features = trial.features_TC.shape
+    num_bins = trial.num_bins
     if num_bins < needs.patch_bins:
         return Refusal(trial.trial_id, "shorter_than_patch", f"{num_bins} bins, a patch needs {needs.patch_bins}")
     steps = (num_bins - needs.patch_bins) // needs.patch_stride + 1
@@ -93,7 +94,7 @@ def _record(trial: Trial, number: int, day: int, needs: Needs) -> TrialRecord | 
             f"{num_bins} bins give {steps}"
         )
         return Refusal(trial.trial_id, "label_longer_than_steps", detail)
-    return TrialRecord(trial.trial_id, number, day, num_bins, num_features, labels, needed)
+    return TrialRecord(trial.trial_id, number, day, trial.block, num_bins, trial.num_features, labels, needed)
 
 
 def _refuse_other_width(trial: TrialRecord | Refusal, expected: int) -> TrialRecord | Refusal:
