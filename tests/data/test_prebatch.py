@@ -66,6 +66,20 @@ def test_prebatch_same_source_gives_the_same_bytes(simulation, conversion, tmp_p
     assert hashes(tmp_path / "again") == hashes(Path(conversion.folder))
 
 
+def test_prebatch_any_number_of_workers_gives_the_same_bytes(write_trials, tmp_path):
+    generator = np.random.default_rng(0)
+    for session in ("t15.2023.08.11", "t15.2023.08.13", "t15.2023.09.01"):
+        features = [generator.normal(size=(int(bins), 256)) for bins in generator.integers(300, 900, 9)]
+        features[4][7, 7] = np.nan
+        folder = write_trials(*[{"features": of_trial} for of_trial in features], session=session)
+    settings = replace(SMALL, file_mb=1, num_passes=2)
+    here = prebatch(folder, tmp_path / "here", settings)
+    there = prebatch(folder, tmp_path / "there", settings, num_workers=2)
+    assert len(here.splits["train"].files) > 4
+    assert hashes(tmp_path / "here") == hashes(tmp_path / "there")
+    assert replace(here, folder="") == replace(there, folder="")
+
+
 def test_prebatch_report_adds_up(conversion):
     group_set = open_group_set(conversion.folder)
     assert {name: split.trials_in for name, split in conversion.splits.items()} == {"train": 42, "val": 22, "test": 22}

@@ -33,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=int, default=0, help="of the shuffle among groups of a day and bucket (default 0)"
     )
+    parser.add_argument(
+        "--workers", type=int, default=0, metavar="N", help="processes (default 0: one for each core it may use)"
+    )
     parser.add_argument("--strict", action="store_true", help="a trial that cannot be used is an error")
     parser.add_argument("--overwrite", action="store_true", help="replace the groups that are there")
 
@@ -40,11 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Converts, and prints the report."""
     import json
+    import os
     import time
     from dataclasses import asdict
 
     from xla_b2t.commands.progress import shown_progress
     from xla_b2t.data.prebatch import PrebatchSettings, prebatch
+    from xla_b2t.errors import UserError
 
     settings = PrebatchSettings(
         group_size=args.group_size,
@@ -58,9 +63,12 @@ def run(args: argparse.Namespace) -> int:
         strict=args.strict,
         overwrite=args.overwrite,
     )
+    if args.workers < 0:
+        raise UserError(f"--workers is {args.workers}, expected at least 0", "--workers", "give 0 or more")
     started = time.monotonic()
     with shown_progress() as progress:
-        report = prebatch(args.source, args.out, settings, progress)
+        workers = args.workers or len(os.sched_getaffinity(0))
+        report = prebatch(args.source, args.out, settings, progress, workers)
     seconds = time.monotonic() - started
     if args.json:
         content = {**asdict(report), "refused_by_reason": report.refused_by_reason, "seconds": round(seconds, 2)}

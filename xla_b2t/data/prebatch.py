@@ -6,7 +6,7 @@ Shapes and labels are looked at first (`scan`), features are read once, when the
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,13 @@ from xla_b2t.data.conversion import (
 from xla_b2t.data.group_format import FORMAT, FORMAT_VERSION, INDEX, MANIFEST, SOURCE, part_name
 from xla_b2t.data.group_writer import Part, write_index, write_json, write_part
 from xla_b2t.data.grouping import Plan, PlannedGroup, cut_into_parts, plan_groups
-from xla_b2t.data.groups import read_manifest
+from xla_b2t.data.groups import Bucket, read_manifest
 from xla_b2t.data.padding import padded_groups
 from xla_b2t.data.phonemes import NUM_CLASSES
 from xla_b2t.data.prebatch_report import PrebatchReport, as_manifest, of_manifest, report_split
 from xla_b2t.data.scan import Needs, Progress, Scan, scan
-from xla_b2t.data.trials import SPLITS, Refusal, Source, find_sessions
+from xla_b2t.data.trials import SPLITS, Refusal, SessionFile, Source, find_sessions
+from xla_b2t.data.workers import At, Workers
 from xla_b2t.errors import UserError
 
 _OVERHEAD_BYTES = 1 << 14
@@ -77,25 +78,39 @@ class PrebatchSettings:
 
 @dataclass(frozen=True)
 class PartTask:
-    """One file to write: all that it takes to do so in any process."""
+    """One file to write: all that it takes to do so in any process. `bytes` is more than it will take."""
 
     path: str
     groups: tuple[PlannedGroup, ...]
     bytes: int
     conversion: str
+    files: tuple[SessionFile, ...]
+    buckets: tuple[Bucket, ...]
+    group_size: int
 
 
 def prebatch(
-    source_dir: str | Path, out_dir: str | Path, settings: PrebatchSettings, progress: Progress = lambda *_: None
+    source_dir: str | Path,
+    out_dir: str | Path,
+    settings: PrebatchSettings,
+    progress: Progress = lambda *_: None,
+    num_workers: int = 0,
 ) -> PrebatchReport:
     """Converts a folder of sessions to a folder of groups. The same source and settings give the same bytes.
 
     A run that was interrupted is gone on with, when source and settings are the same. Groups that are up to date are
     left alone.
 
+    Args:
+        source_dir: the sessions.
+        out_dir: where the groups shall be.
+        settings: how trials become groups.
+        progress: called as things are done.
+        num_workers: processes; 0 does everything in this one. They make no difference to what is written.
+
     Raises:
         UserError: nothing to read, a split with nothing that can be used, a refused trial under `strict`, an output
-            folder that is in use, too little room on the disk, a source that changes meanwhile.
+            folder that is in use, too little room on the disk, a source that changes meanwhile, a worker that dies.
     """
     source, out = find_sessions(source_dir), Path(out_dir)
     refuse_foreign(out)
@@ -103,15 +118,17 @@ def prebatch(
     changes = differences(read_description(out), made_from)
     if (out / MANIFEST).exists() and not settings.overwrite:
         return _up_to_date(source, out, changes, settings.strict)
-    scanned = scan(source, Needs(settings.patch_bins, settings.patch_stride, settings.num_features), progress)
-    _refuse_unusable(source, scanned.kept, scanned.refused, settings.strict)
-    plan = plan_groups(scanned.kept, settings.group_size, settings.num_buckets, settings.seed, settings.num_passes)
-    conversion = _conversion_id(settings, plan)
-    tasks = _cut_into_tasks(out, plan, scanned.num_features, settings, conversion)
-    notes, done = _take_over(out, made_from, changes, tasks, settings)
-    parts = _write_parts(source, plan, tasks, done, settings, progress)
-    if describe_source(source, settings.lasting()) != made_from:
-        changed = differences(made_from, describe_source(source, settings.lasting()))
+    with Workers(num_workers) as workers:
+        needs = Needs(settings.patch_bins, settings.patch_stride, settings.num_features)
+        scanned = scan(source, needs, workers, progress)
+        _refuse_unusable(source, scanned.kept, scanned.refused, settings.strict)
+        plan = plan_groups(scanned.kept, settings.group_size, settings.num_buckets, settings.seed, settings.num_passes)
+        conversion = _conversion_id(settings, plan)
+        tasks = _cut_into_tasks(source, out, plan, scanned.num_features, settings, conversion)
+        notes, done = _take_over(out, made_from, changes, tasks, settings)
+        parts = _write_parts(source, tasks, done, settings, workers, progress)
+    changed = differences(made_from, describe_source(source, settings.lasting()))
+    if changed:
         fix = "let the source rest, and run xla_b2t prebatch again"
         raise UserError(f"the source changed meanwhile: {in_words(changed)}", source.folder, fix)
     report = _report(source, out, plan, scanned, parts, settings, notes)
@@ -140,7 +157,7 @@ def _up_to_date(source: Source, out: Path, changes: list[str], strict: bool) -> 
 
 
 def _cut_into_tasks(
-    out: Path, plan: Plan, num_features: int, settings: PrebatchSettings, conversion: str
+    source: Source, out: Path, plan: Plan, num_features: int, settings: PrebatchSettings, conversion: str
 ) -> dict[str, list[PartTask]]:
     group_bytes = [
         2 * settings.group_size * bucket.input_bins * num_features + _OVERHEAD_BYTES for bucket in plan.buckets
@@ -148,7 +165,13 @@ def _cut_into_tasks(
     return {
         split: [
             PartTask(
-                str(out / part_name(split, number)), part, sum(group_bytes[group.bucket] for group in part), conversion
+                path=str(out / part_name(split, number)),
+                groups=part,
+                bytes=sum(group_bytes[group.bucket] for group in part),
+                conversion=conversion,
+                files=source.files,
+                buckets=plan.buckets,
+                group_size=settings.group_size,
             )
             for number, part in enumerate(cut_into_parts(groups, group_bytes, settings.file_mb * 1_000_000))
         ]
@@ -183,48 +206,41 @@ def _take_over(
 
 def _write_parts(
     source: Source,
-    plan: Plan,
     tasks: dict[str, list[PartTask]],
     done: dict[str, Part],
     settings: PrebatchSettings,
+    workers: Workers,
     progress: Progress,
 ) -> dict[str, list[Part]]:
     ordered = [task for of_split in tasks.values() for task in of_split]
     to_write = [task for task in ordered if Path(task.path).name not in done]
     total = sum(len(group.trials) for task in to_write for group in task.groups)
-    trials, written = 0, 0
+    trials, read = 0, 0
+    progress("write", 0, total)
 
     def at(path: str, num_bytes: int) -> None:
-        nonlocal trials, written
+        nonlocal trials, read
         if num_bytes:
-            trials, written = trials + 1, written + num_bytes
-            progress("write", trials, total, written)
+            trials, read = trials + 1, read + num_bytes
+            progress("write", trials, total, read)
 
-    for task in to_write:
-        part = write_task(task, source, plan, settings.group_size, at)
+    for _, part in workers.run(write_task, to_write, at):
         if part.refused and settings.strict:
             _refuse_unusable(source, {}, part.refused, strict=True)
         done = {**done, part.file: part}
     return {split: [done[Path(task.path).name] for task in of_split] for split, of_split in tasks.items()}
 
 
-def write_task(task: PartTask, source: Source, plan: Plan, group_size: int, at: Callable[[str, int], None]) -> Part:
+def write_task(task: PartTask, at: At) -> Part:
     """Writes one file.
 
-    Args:
-        task: the file.
-        source: where its trials are.
-        plan: for its buckets.
-        group_size: trials a group.
-        at: called with the file of the source before, and the bytes of its features after, each trial.
-
     Raises:
-        UserError: it cannot be written, or a file of the source cannot be read any more.
+        UserError: it cannot be written, or a file of the source cannot be opened any more.
     """
     refused: list[Refusal] = []
-    groups = padded_groups(source.files, plan.buckets, task.groups, group_size, refused, at)
+    groups = padded_groups(task.files, task.buckets, task.groups, task.group_size, refused, at)
     try:
-        return write_part(Path(task.path), groups, refused, group_size, task.conversion)
+        return write_part(Path(task.path), groups, refused, task.group_size, task.conversion)
     except OSError as error:
         raise _unwritable(Path(task.path), error) from error
 
