@@ -8,8 +8,11 @@ EXAMPLE = "xla_b2t prebatch hdf5_data_final groups --buckets 8"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options; each default is the one of `PrebatchSettings`."""
-    parser.add_argument("source", help="folder of sessions, each with data_train.hdf5, data_val.hdf5, data_test.hdf5")
-    parser.add_argument("out", help="folder to write the groups to")
+    parser.add_argument(
+        "source", nargs="?", help="folder of sessions, each with data_train.hdf5, data_val.hdf5, data_test.hdf5"
+    )
+    parser.add_argument("out", nargs="?", help="folder to write the groups to")
+    parser.add_argument("--verify", metavar="DIR", help="convert nothing, but check every byte of a folder of groups")
     parser.add_argument("--group-size", type=int, default=8, metavar="N", help="trials a group (default 8)")
     parser.add_argument("--buckets", type=int, default=8, metavar="N", help="the most lengths to pad to (default 8)")
     parser.add_argument(
@@ -41,15 +44,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Converts, and prints the report."""
-    import json
+    """Converts, and prints the report; or verifies, and prints what is wrong."""
     import os
+
+    from xla_b2t.errors import UserError
+
+    if args.workers < 0:
+        raise UserError(f"--workers is {args.workers}, expected at least 0", "--workers", "give 0 or more")
+    workers = args.workers or len(os.sched_getaffinity(0))
+    if args.verify is not None:
+        if args.source is not None:
+            what = "a folder to verify and one to convert are both given"
+            raise UserError(what, f"--verify {args.verify}", "give one of them")
+        return _verify(args, workers)
+    if args.out is None:
+        raise UserError("there is no folder to write to", "prebatch", "give a folder of sessions and one to write to")
+    return _convert(args, workers)
+
+
+def _convert(args: argparse.Namespace, workers: int) -> int:
+    import json
     import time
     from dataclasses import asdict
 
     from xla_b2t.commands.progress import shown_progress
     from xla_b2t.data.prebatch import PrebatchSettings, prebatch
-    from xla_b2t.errors import UserError
 
     settings = PrebatchSettings(
         group_size=args.group_size,
@@ -63,11 +82,8 @@ def run(args: argparse.Namespace) -> int:
         strict=args.strict,
         overwrite=args.overwrite,
     )
-    if args.workers < 0:
-        raise UserError(f"--workers is {args.workers}, expected at least 0", "--workers", "give 0 or more")
     started = time.monotonic()
     with shown_progress() as progress:
-        workers = args.workers or len(os.sched_getaffinity(0))
         report = prebatch(args.source, args.out, settings, progress, workers)
     seconds = time.monotonic() - started
     if args.json:
@@ -76,6 +92,25 @@ def run(args: argparse.Namespace) -> int:
         return 0
     _print(report, seconds)
     return 0
+
+
+def _verify(args: argparse.Namespace, workers: int) -> int:
+    import json
+    from dataclasses import asdict
+
+    from xla_b2t.commands.progress import shown_progress
+    from xla_b2t.data.verification import verify
+
+    with shown_progress() as progress:
+        found = verify(args.verify, workers, progress)
+    if args.json:
+        print(json.dumps(asdict(found)))
+    else:
+        for number, fault in enumerate(found.faults, 1):
+            print(f"({number}) {fault.what}\n    where: {fault.where}\n    fix:   {fault.fix}")
+        looked = f"{found.groups:,} groups in {found.files} files, {found.bytes / 1e6:,.1f} MB"
+        print(f"{found.folder}: {f'{len(found.faults)} faults' if found.faults else 'all is well'}; {looked}")
+    return 2 if found.faults else 0
 
 
 def _print(report, seconds: float) -> None:

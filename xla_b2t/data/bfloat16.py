@@ -8,8 +8,7 @@ import numpy as np
 LARGEST = float(np.array([0x7F7F0000], np.uint32).view(np.float32)[0])
 """The largest finite bfloat16; above about this a float32 would round to infinity."""
 
-_LARGEST_WITHOUT_SIGN = 0x7F7F0000 << 1
-_PIECE = 1 << 14
+_PIECE = 1 << 15
 
 
 def to_bits(values: np.ndarray) -> np.ndarray:
@@ -30,25 +29,25 @@ def write_bits(values: np.ndarray, bits: np.ndarray) -> bool:
     """Rounds like `to_bits` into an array that is there, piece by piece within the processor's cache.
 
     Args:
-        values: float32 of any shape, C-contiguous; left with other values.
+        values: float32 of any shape, C-contiguous.
         bits: uint16 of the same shape, C-contiguous, written.
 
     Returns:
-        Whether every value is finite and not beyond `LARGEST`; if not, neither array means anything.
+        Whether every value is finite and not beyond `LARGEST`; if not, `bits` mean nothing.
     """
-    words_N, bits_N = values.reshape(-1).view(np.uint32), bits.reshape(-1)
-    carry_N = np.empty(_PIECE, np.uint32)
-    for start in range(0, len(words_N), _PIECE):
-        piece_N = words_N[start : start + _PIECE]
-        work_N = carry_N[: len(piece_N)]
-        np.left_shift(piece_N, 1, out=work_N)  # without the sign, numbers are in the order of their bits, NaN last
-        if work_N.max() > _LARGEST_WITHOUT_SIGN:
+    values_N, bits_N = values.reshape(-1), bits.reshape(-1)
+    room_N = np.empty(_PIECE, np.uint32)
+    for start in range(0, len(values_N), _PIECE):
+        piece_N = values_N[start : start + _PIECE]
+        # One look at each value: a sum of squares is finite unless a value is not, or is very large.
+        if not np.isfinite(np.einsum("i,i->", piece_N, piece_N)) and not np.all(np.abs(piece_N) <= LARGEST):
             return False
-        np.right_shift(piece_N, 16, out=work_N)
+        words_N, work_N = piece_N.view(np.uint32), room_N[: len(piece_N)]
+        np.right_shift(words_N, 16, out=work_N)
         work_N &= 1
         work_N += 0x7FFF
-        piece_N += work_N
-        np.right_shift(piece_N, 16, out=bits_N[start : start + _PIECE], casting="unsafe")
+        work_N += words_N
+        np.right_shift(work_N, 16, out=bits_N[start : start + _PIECE], casting="unsafe")
     return True
 
 

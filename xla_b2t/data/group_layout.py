@@ -44,20 +44,28 @@ class Mismatch:
     of: int
 
 
-def mismatches(group_set: GroupSet) -> list[Mismatch]:
+def mismatches(group_set: GroupSet, split: str = "", file: int = -1) -> list[Mismatch]:
     """Everything that is stored otherwise than docs/FORMAT.md says, by split, group and dataset.
+
+    Args:
+        group_set: as opened.
+        split: the only one to look at; "" for all.
+        file: place of the only file of the split to look at; -1 for all.
 
     Raises:
         UserError: a file that cannot be read.
     """
-    return [mismatch for index in group_set.splits.values() for mismatch in _of_split(group_set, index)]
+    indices = [index for name, index in group_set.splits.items() if split in ("", name)]
+    return [mismatch for index in indices for mismatch in _of_split(group_set, index, file)]
 
 
-def _of_split(group_set: GroupSet, index: SplitIndex) -> list[Mismatch]:
+def _of_split(group_set: GroupSet, index: SplitIndex, only: int) -> list[Mismatch]:
     first: dict[tuple[str, str, str], tuple[int, str, str]] = {}
     counts: dict[tuple[str, str, str], int] = {}
     types = _types()
     for number, path in enumerate(index.files):
+        if only not in (-1, number):
+            continue
         try:
             with h5py.File(path, "r") as file:
                 of_file = np.flatnonzero(index.file_G == number)

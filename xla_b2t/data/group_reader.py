@@ -145,7 +145,7 @@ class GroupReader:
 
     def _read_first(self, group: int, shape: tuple[int, int, int]) -> tuple[_Stored, np.ndarray]:
         index = self.index
-        node = self._open(int(index.file_G[group]))[f"groups/{group_name(index.place_G[group])}"]
+        node = self._node(group)
         small = {name: node[name][()] for name in SMALL_DATASETS}
         offset = node["features"].id.get_offset()
         if node["features"].shape != shape or offset is None:
@@ -157,6 +157,14 @@ class GroupReader:
                 what = f"the group is damaged: checksum {found:08x}, expected {expected:08x}"
                 raise UserError(what, f"{index.place(group)}/features", CONVERT)
         return _Stored(offset, small["labels"], tuple(name.decode() for name in small["trial_ids"])), features_BTC
+
+    def read_small(self, group: int) -> dict[str, np.ndarray]:
+        """What a group stores beside its features, as it is stored; `read` has found it readable."""
+        node = self._node(group)
+        return {name: node[name][()] for name in SMALL_DATASETS}
+
+    def _node(self, group: int) -> h5py.Group:
+        return self._open(int(self.index.file_G[group]))[f"groups/{group_name(self.index.place_G[group])}"]
 
     def _open(self, number: int) -> h5py.File:
         if number not in self._files:

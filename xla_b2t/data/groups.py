@@ -155,8 +155,12 @@ class Batch:
     trial_ids: tuple[str, ...]
 
 
-def open_group_set(folder: str | Path) -> GroupSet:
+def open_group_set(folder: str | Path, check_files: bool = True) -> GroupSet:
     """Reads what a group folder holds; no file stays open.
+
+    Args:
+        folder: that `prebatch` wrote.
+        check_files: whether all files must be there in full; the index must in any case.
 
     Raises:
         UserError: no such folder, not a group folder, one that is being written, of another version, a file missing
@@ -165,6 +169,9 @@ def open_group_set(folder: str | Path) -> GroupSet:
     root = Path(folder)
     manifest = read_manifest(root)
     try:
+        for fault in find_files(root, manifest):
+            if check_files or Path(fault.where).name == INDEX:
+                raise fault
         group_set = _describe(root, manifest)
     except KeyError as error:
         raise UserError(f"the manifest lacks {error}", str(root / MANIFEST), CONVERT) from error
@@ -217,16 +224,18 @@ def _without_manifest(root: Path) -> UserError:
     )
 
 
-def _describe(root: Path, manifest: dict[str, Any]) -> GroupSet:
-    listed = [(file, split) for split in manifest["splits"].values() for file in split["files"]]
-    for entry in (manifest["index"], *(file for file, _ in listed)):
+def find_files(root: Path, manifest: dict[str, Any]) -> Iterator[UserError]:
+    """Every file of a manifest that is missing or of another size, as the error that it is."""
+    for entry in (manifest["index"], *(file for split in manifest["splits"].values() for file in split["files"])):
         path = root / entry["file"]
         if not path.is_file():
-            raise UserError(f"the manifest lists {entry['file']}, but it is missing", str(path), CONVERT)
-        size = path.stat().st_size
-        if size != entry["bytes"]:
-            what = f"the file has {size} bytes, expected {entry['bytes']}"
-            raise UserError(what, str(path), f"copy it again, or {CONVERT}")
+            yield UserError(f"the manifest lists {entry['file']}, but it is missing", str(path), CONVERT)
+        elif path.stat().st_size != entry["bytes"]:
+            what = f"the file has {path.stat().st_size} bytes, expected {entry['bytes']}"
+            yield UserError(what, str(path), f"copy it again, or {CONVERT}")
+
+
+def _describe(root: Path, manifest: dict[str, Any]) -> GroupSet:
     return GroupSet(
         folder=str(root),
         conversion=manifest["conversion"],

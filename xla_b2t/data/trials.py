@@ -135,7 +135,7 @@ def read_trials(file: SessionFile) -> Iterator[Trial | Refusal]:
     seen: dict[tuple[int, int], str] = {}
     with open_session_file(file) as handle:
         try:
-            names = sorted(handle)
+            names = sorted(handle.id)
         except _ODD as error:
             raise _unreadable(file, error) from None
         for name in names:
@@ -157,7 +157,6 @@ def read_features(handle: h5py.File, trial_id: str, features_TC: np.ndarray, bit
             raise _Fault("wrong_shape", f"input_features was {features_TC.shape}, and is {stored.shape} now")
         _read_into(stored, features_TC)
         if not bfloat16.write_bits(features_TC, bits_TC):
-            _read_into(stored, features_TC)
             raise _not_finite(features_TC)
     except _Fault as fault:
         return Refusal(trial_id, *fault.args)
@@ -170,18 +169,18 @@ class _Fault(Exception):
     """Why a trial is refused: (reason, detail). It never leaves this module."""
 
 
-def _read_trial(handle: h5py.File, file: SessionFile, name: str, seen: dict[tuple[int, int], str]) -> Trial | Refusal:
-    printable = name.encode("utf-8", "backslashreplace").decode()
+def _read_trial(handle: h5py.File, file: SessionFile, name: bytes, seen: dict[tuple[int, int], str]) -> Trial | Refusal:
+    printable = name.decode("utf-8", "backslashreplace")
     trial_id = f"{file.session}/{file.split}/{printable}"
-    if printable != name:
+    if printable.encode() != name:
         return Refusal(trial_id, "not_a_trial", "the name is not UTF-8")
     try:
-        node = h5o.open(handle.id, name.encode())
-        if not isinstance(node, h5g.GroupID) or not name.startswith("trial_"):
+        node = h5o.open(handle.id, name)
+        if not isinstance(node, h5g.GroupID) or not name.startswith(b"trial_"):
             return Refusal(trial_id, "not_a_trial", "expected a group named trial_NNNN")
         about = h5o.get_info(node)
-        first = seen.setdefault((about.fileno, about.addr), name)
-        if first != name:
+        first = seen.setdefault((about.fileno, about.addr), printable)
+        if first != printable:
             return Refusal(trial_id, "duplicate", f"the same trial as {first}")
         num_bins, num_features = _features_shape(node)
         labelled = file.split != "test" or b"seq_class_ids" in node or h5a.exists(node, b"seq_len")
@@ -256,7 +255,10 @@ def _read_labels(node: h5g.GroupID) -> np.ndarray:
         raise _Fault(
             "wrong_label_length", f"seq_len is {length}, expected at least one phoneme, at most {_MOST_LABELS}"
         )
-    labels_L = h5py.Dataset(stored)[:length]
+    labels_L = np.empty(length, np.int64)  # a class beyond it is held at its end, and refused all the same
+    place = stored.get_space()
+    place.select_hyperslab((0,), (length,))
+    stored.read(h5s.create_simple((length,)), place, labels_L, h5t.NATIVE_INT64)
     outside = np.flatnonzero((labels_L < 1) | (labels_L >= NUM_CLASSES))
     if len(outside):
         place = int(outside[0])
