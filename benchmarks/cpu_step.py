@@ -74,7 +74,8 @@ def measure(groups: str, dtype: str) -> None:
 
     torch.set_num_threads(1)
     from xla_b2t import config as configuration
-    from xla_b2t.data.groups import GroupReader, open_group_set
+    from xla_b2t.data.group_reader import GroupReader
+    from xla_b2t.data.groups import open_group_set
     from xla_b2t.models.build import build_model
     from xla_b2t.models.protocol import sizes_of
     from xla_b2t.training.step import TrainStep

@@ -9,7 +9,7 @@ class UserError(Exception):
 
     Args:
         what: what was found and what was expected, with the values.
-        where: the place, e.g. `groups/train.h5:/groups/0017`, `demo.toml: train.lr`, `my_model.py:31`.
+        where: the place, e.g. `groups/train-0000.h5:/groups/0017`, `demo.toml: train.lr`, `my_model.py:31`.
         fix: what to do: a command to type or a key to change.
 
     The arguments are positional and kept in `args`, so that the error survives pickling between processes.

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import zlib
 from pathlib import Path
 
 import h5py
@@ -69,7 +70,7 @@ def test_check_refuses_variables_that_change_dtypes(groups, monkeypatch, name):
 def test_check_of_unlabelled_validation_split_names_it(groups):
     error = refusal(load(groups, "validation.split=test"))
     assert "test: found no labels, expected labels" in error.what
-    assert error.where.endswith("test.h5") and "validation.every=0" in error.fix
+    assert error.where.endswith("index.h5:/test") and "validation.every=0" in error.fix
 
 
 def test_check_of_missing_split_lists_those_that_are_there(groups):
@@ -86,7 +87,9 @@ def test_check_with_more_ranks_than_groups_says_how_many_are_needed(groups):
 def test_check_of_stride_too_coarse_for_labels_counts_trials(groups):
     error = refusal(load(groups, "model.options.patch_stride=12"))
     assert "trials of train" in error.what and "steps for" in error.what
-    assert "train.h5" in error.where and "--patch-bins and --patch-stride of the model (now 4 and 2)" in error.fix
+    assert (
+        "index.h5:/train" in error.where and "--patch-bins and --patch-stride of the model (now 4 and 2)" in error.fix
+    )
 
 
 def test_check_of_resume_names_every_changed_key(groups, resumed):
@@ -147,12 +150,21 @@ def change_manifest(folder, **changes):
 
 def change_file(folder, change, split="train"):
     """Changes an HDF5 file, and lets the manifest agree on its size."""
-    path = folder / f"{split}.h5"
+    path = folder / f"{split}-0000.h5"
     with h5py.File(path, "a") as file:
         change(file)
     manifest = json.loads((folder / "report.json").read_text())
-    manifest["splits"][split]["bytes"] = path.stat().st_size
+    manifest["splits"][split]["files"][0]["bytes"] = path.stat().st_size
     change_manifest(folder, splits=manifest["splits"])
+
+
+def change_index(folder, change):
+    """Changes the index of `train`, and lets the manifest agree on its size and checksum."""
+    path = folder / "index.h5"
+    with h5py.File(path, "a") as file:
+        change(file["train"])
+    content = path.read_bytes()
+    change_manifest(folder, index={"file": path.name, "bytes": len(content), "checksum": zlib.crc32(content)})
 
 
 def test_numbers_of_a_run_that_agrees_are_no_finding(groups):
@@ -230,45 +242,23 @@ def test_numbers_with_groups_of_another_layout_name_dtype_place_and_count(groups
     assert found[0] == Finding(
         "input",
         "features of train",
-        f"{copied}/train.h5:/groups/0000/features",
+        f"{copied}/train-0000.h5:/groups/0000/features",
         f"float32 in {total} of {total} groups",
         "uint16, the bits of bfloat16",
         PREBATCH_AGAIN,
     )
 
 
-def test_numbers_with_a_label_beyond_the_classes_name_the_group(copied):
-    def change(file):
-        table = file["index/max_label"]
-        values = table[()]
-        values[1:] = (41, *[3] * (len(values) - 3), 50)
-        table[...] = values
-
-    change_file(copied, change)
-    assert numbers(load(copied), 2) == [
-        Finding(
-            "classes",
-            "labels of train, 2 groups",
-            f"{copied}/train.h5:/groups/0001/labels",
-            "class 50",
-            "at most 40: there are 41 classes",
-            PREBATCH_AGAIN,
-        )
-    ]
-
-
-def test_numbers_with_a_file_whose_largest_label_is_beyond_the_classes_are_a_finding(copied):
-    change_file(copied, lambda file: file.attrs.modify("max_label", 41))
+def test_numbers_with_a_label_beyond_the_classes_are_a_finding(copied):
+    change_index(copied, lambda index: index["max_label"].write_direct(np.int32([3] * (len(index["pass"]) - 1) + [50])))
     (found,) = numbers(load(copied), 2)
-    assert (found.kind, found.name, found.where) == ("classes", "labels of train", f"{copied}/train.h5")
-    assert (found.found, found.expected) == ("class 41", "at most 40: there are 41 classes")
-
-
-def test_numbers_without_the_index_of_labels_say_so(copied):
-    change_file(copied, lambda file: file.pop("index/max_label"))
-    (found,) = numbers(load(copied), 2)
-    assert (found.kind, found.where) == ("classes", f"{copied}/train.h5:/index/max_label")
-    assert (found.fix, "max_label" in found.found) == (PREBATCH_AGAIN, True)
+    assert (found.kind, found.name, found.where) == (
+        "classes",
+        "labels of train",
+        f"{copied}/index.h5:/train/max_label",
+    )
+    assert (found.found, found.expected) == ("class 50", "at most 40: there are 41 classes")
+    assert found.fix == PREBATCH_AGAIN
 
 
 def test_numbers_with_groups_of_other_classes_are_a_finding(copied):
@@ -289,26 +279,25 @@ def test_numbers_with_a_session_twice_are_a_finding(copied):
 def test_numbers_with_a_day_that_is_no_session_are_a_finding(copied):
     change_manifest(copied, sessions=["one"])
     (found,) = numbers(load(copied), 2)
-    assert found.found == "the index is damaged: day goes from 0 to 1, expected 0 to 0"
-    assert (found.kind, found.where, found.fix) == ("groups", f"{copied}/train.h5:/index/day", PREBATCH_AGAIN)
+    assert found.found == "the index is damaged: days goes from 0 to 1, expected 0 to 0"
+    assert (found.kind, found.where, found.fix) == ("groups", f"{copied}/index.h5:/train/days", PREBATCH_AGAIN)
 
 
 def test_numbers_with_a_trial_or_a_label_longer_than_its_bucket_give_the_first(copied):
     bucket = open_group_set(copied).buckets[open_group_set(copied).splits["train"].bucket_G[2]]
 
-    def change(file):
+    def change(index):
         for table, value in (("input_bins", bucket.input_bins + 5), ("label_lengths", bucket.label_slots + 2)):
-            values = file[f"index/{table}"][()]
+            values = index[table][()]
             values[2, :2] = value
-            file[f"index/{table}"][...] = values
-        file["index/real_bins"][...] = file["index/input_bins"][()].sum(axis=1)
+            index[table][...] = values
 
-    change_file(copied, change)
+    change_index(copied, change)
     assert numbers(load(copied), 2) == [
         Finding(
             kind,
             "2 trials of train",
-            f"{copied}/train.h5:/index/{table}",
+            f"{copied}/index.h5:/train/{table}",
             f"{value} in group 2 trial 0",
             f"at most the {most} {unit} of its bucket",
             PREBATCH_AGAIN,

@@ -50,7 +50,7 @@ def test_steps_of_our_model_and_its_own_groups_are_enough(small_groups):
 def test_steps_of_too_coarse_a_stride_count_the_trials_of_labelled_splits_alone(small_groups):
     found = findings(load(small_groups, *OURS, "model.options.patch_stride=12"), "train", "val", "test", "dev")
     assert [finding.name.partition(" of ")[2] for finding in found] == ["train", "val"]
-    assert (found[0].kind, found[0].where) == ("labels", f"{small_groups}/train.h5")
+    assert (found[0].kind, found[0].where) == ("labels", f"{small_groups}/index.h5:/train")
     assert found[0].found.startswith("group 0 trial 0 has ") and found[0].found.endswith(" ...")
     assert found[0].expected == "at least as many output steps as labels and adjacent repeats"
     assert "--patch-bins and --patch-stride of the model (now 4 and 2)" in found[0].fix
@@ -60,7 +60,7 @@ def test_steps_with_a_patch_longer_than_trials_count_them(small_groups):
     index = open_group_set(small_groups).splits["train"]
     shortest = int(index.input_bins_GB[index.input_bins_GB > 0].min())
     found = findings(load(small_groups, *OURS, f"model.options.patch_bins={shortest + 1}"))[0]
-    assert (found.kind, found.name, found.where) == ("patch", "1 trials of train", index.path)
+    assert (found.kind, found.name, found.where) == ("patch", "1 trials of train", index.where)
     assert found.found.startswith(f"{shortest} bins in group ")
     assert found.expected == f"at least the {shortest + 1} of model.options.patch_bins"
     assert found.fix.startswith(f"lower model.options.patch_bins, or pre-batch again with --patch-bins {shortest + 1}")

@@ -30,7 +30,7 @@ def test_prebatch_prints_kept_refused_and_passed_over(source, tmp_path, capsys):
     assert "t15.2023.08.11/train/trial_0001" in out.replace("\n", "")
     assert "passed over in the source: figures" in out
     assert "check: 1 of 1" in err
-    assert "write train: 2 of 2" in err
+    assert "write: 3 of 3, 0.0 MB" in err
 
 
 def test_prebatch_json_is_one_object(source, tmp_path, capsys):
@@ -55,3 +55,55 @@ def test_prebatch_defaults_are_those_of_the_settings(tmp_path):
     args = cli.parse(["prebatch", str(tmp_path), str(tmp_path)])
     for field in fields(PrebatchSettings):
         assert getattr(args, field.name.removeprefix("num_")) == field.default
+
+
+def test_prebatch_verify_says_what_was_looked_at(source, tmp_path, capsys):
+    groups = str(tmp_path / "groups")
+    assert cli.main(["prebatch", str(source), groups]) == 0
+    capsys.readouterr()
+    assert cli.main(["prebatch", "--verify", groups]) == 0
+    assert capsys.readouterr().out.startswith(f"{groups}: all is well; 1 groups in 1 files, ")
+
+
+def test_prebatch_verify_of_damaged_groups_exits_2_with_every_finding(source, tmp_path, capsys):
+    groups = tmp_path / "groups"
+    assert cli.main(["prebatch", str(source), str(groups)]) == 0
+    (groups / "train-0000.h5").write_bytes(b"")
+    (groups / "train-0001.h5.partial").write_bytes(b"")
+    capsys.readouterr()
+    assert cli.main(["prebatch", "--verify", str(groups), "--json"]) == 2
+    found = json.loads(capsys.readouterr().out)
+    assert sorted(fault["where"] for fault in found["faults"]) == [
+        str(groups / "train-0000.h5"),
+        str(groups / "train-0001.h5.partial"),
+    ]
+    assert cli.main(["prebatch", "--verify", str(groups)]) == 2
+    out = capsys.readouterr().out
+    assert "the file has 0 bytes" in out and "2 faults" in out and "fix:   wait for it" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what", "where"),
+    [
+        (["--verify", "groups", "trials"], "a folder to verify and one to convert are both given", "--verify groups"),
+        (["trials"], "there is no folder to write to", "prebatch"),
+        (["trials", "groups", "--workers", "-1"], "--workers is -1, expected at least 0", "--workers"),
+    ],
+)
+def test_prebatch_arguments_that_do_not_go_together_are_user_errors(arguments, what, where, capsys):
+    assert cli.main(["prebatch", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert what in err and f"where: {where}" in err and "fix:   give" in err
+
+
+def test_prebatch_again_says_that_it_is_up_to_date(source, tmp_path, capsys):
+    for _ in range(2):
+        assert cli.main(["prebatch", str(source), str(tmp_path / "groups")]) == 0
+    assert "up to date: nothing has changed, nothing was written" in capsys.readouterr().out
+
+
+def test_prebatch_of_names_that_look_like_markup_prints_them(source, tmp_path, capsys):
+    with h5py.File(source / "t15.2023.08.11" / "data_train.hdf5", "a") as file:
+        file.create_group("[red]")
+    assert cli.main(["prebatch", str(source), str(tmp_path / "groups")]) == 0
+    assert "[red]" in capsys.readouterr().out.replace("\n", "")

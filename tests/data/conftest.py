@@ -48,6 +48,8 @@ def write_trials(tmp_path) -> Callable[..., Path]:
                     node["input_features"] = features
                 if "n_time_steps" not in leave_out:
                     node.attrs["n_time_steps"] = trial.get("n_time_steps", len(features))
+                if "block_num" in trial:
+                    node.attrs["block_num"] = trial["block_num"]
                 if labels is None:
                     continue
                 labels = np.asarray(labels)

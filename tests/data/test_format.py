@@ -30,7 +30,7 @@ def named(text):
 
 @pytest.fixture(scope="module")
 def opened(conversion):
-    with h5py.File(Path(conversion.folder) / "train.h5", "r") as file:
+    with h5py.File(Path(conversion.folder) / "train-0000.h5", "r") as file:
         yield file
 
 
@@ -54,18 +54,28 @@ def test_format_group_table_has_the_datasets_of_a_group_in_the_order_of_the_chec
     assert opened["groups/0000/features"].attrs["dtype"] == "bfloat16"
 
 
-def test_format_index_and_attributes_are_the_ones_of_the_file(opened):
-    assert set(opened["index"]) <= named(section("`/index/`, one row a group:", "the CRC-32"))
-    assert set(opened.attrs) <= named(section("Root attributes:", "### `report.json`"))
+def test_format_index_and_attributes_are_the_ones_of_the_files(opened, conversion):
+    tables = named(section("`/index/`, one row a group:", "Root attributes"))
+    assert set(opened["index"]) | {"features", "refused"} == tables
+    assert set(opened) == {"groups", "index", "refused"}
+    attributes = named(section("Root attributes:", "### `index.h5`"))
+    assert set(opened.attrs) <= attributes
+    with h5py.File(Path(conversion.folder) / "index.h5", "r") as index:
+        assert set(index["train"]) == set(opened["index"]) | {"file", "place"}
+        assert set(index.attrs) == set(opened.attrs) - {"complete"}
+
+
+def test_format_source_keys_are_the_ones_of_the_file(conversion):
+    made_from = json.loads((Path(conversion.folder) / "source.json").read_text())
+    assert named(section("### `source.json`", "When a folder")) == {*made_from, *made_from["files"][0]}
 
 
 def test_format_manifest_keys_are_the_ones_of_the_manifest(conversion):
     manifest = json.loads((Path(conversion.folder) / "report.json").read_text())
+    split = manifest["splits"]["train"]
     described = named(section("### `report.json`", "A reader refuses"))
-    assert set(manifest) | set(manifest["splits"]["train"]) | set(manifest["buckets"][0]) <= described
-    assert described - {"input_bins", "label_slots", "trial_id", "reason", "detail"} <= set(manifest) | set(
-        manifest["splits"]["train"]
-    )
+    keys = set(manifest) | set(split) | set(split["files"][0]) | set(manifest["index"])
+    assert keys | set(manifest["buckets"][0]) | {"trial_id", "reason", "detail"} == described
 
 
 def test_format_reasons_are_the_ones_that_trials_are_refused_for():

@@ -21,11 +21,11 @@ def copied(conversion, tmp_path):
 
 def changed(folder, change, split="train"):
     """The mismatches after `change(file)`; the manifest learns the file's new size."""
-    path = folder / f"{split}.h5"
+    path = folder / f"{split}-0000.h5"
     with h5py.File(path, "a") as file:
         change(file)
     manifest = json.loads((folder / "report.json").read_text())
-    manifest["splits"][split]["bytes"] = path.stat().st_size
+    manifest["splits"][split]["files"][0]["bytes"] = path.stat().st_size
     (folder / "report.json").write_text(json.dumps(manifest))
     return mismatches(open_group_set(folder))
 
@@ -54,7 +54,7 @@ def test_mismatches_of_floating_point_features_name_their_type_once_with_the_cou
     assert found == Mismatch(
         split="train",
         dataset="features",
-        where=f"{copied}/train.h5:/groups/0001/features",
+        where=f"{copied}/train-0000.h5:/groups/0001/features",
         found=dtype,
         expected="uint16, the bits of bfloat16",
         groups=2,
@@ -86,7 +86,7 @@ def test_mismatches_of_a_dataset_of_another_type_say_both(copied, dataset, dtype
 
     (found,) = changed(copied, change)
     assert (found.dataset, found.found, found.expected) == (dataset, dtype, expected)
-    assert found.where == f"{copied}/train.h5:/groups/0000/{dataset}"
+    assert found.where == f"{copied}/train-0000.h5:/groups/0000/{dataset}"
     assert found.groups == found.of == number_of_groups(copied)
 
 
@@ -123,7 +123,7 @@ def test_mismatches_of_features_that_do_not_say_bfloat16_name_the_attribute(copi
     (found,) = changed(copied, change)
     assert found.found == f"uint16 with the attribute dtype = {text}"
     assert found.expected == "the attribute dtype = 'bfloat16'"
-    assert found.where == f"{copied}/train.h5:/groups/0002/features"
+    assert found.where == f"{copied}/train-0000.h5:/groups/0002/features"
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_mismatches_of_another_shape_give_that_of_the_first_and_of_its_bucket(co
     (found,) = changed(copied, change)
     assert found.found == f"shape {before['now']}"
     assert found.expected == f"{before['shape']}" + ("" if dataset == "days" else ", of its bucket")
-    assert (found.dataset, found.groups, found.where) == (dataset, 2, f"{copied}/train.h5:/groups/0000/{dataset}")
+    assert (found.dataset, found.groups, found.where) == (dataset, 2, f"{copied}/train-0000.h5:/groups/0000/{dataset}")
 
 
 def test_mismatches_of_chunked_features_say_that_they_cannot_be_mapped(copied):
@@ -158,7 +158,7 @@ def test_mismatches_of_chunked_features_say_that_they_cannot_be_mapped(copied):
     (found,) = changed(copied, change)
     assert found.found == "chunked, compressed or empty"
     assert found.expected == "contiguous, so that it can be mapped"
-    assert found.where == f"{copied}/train.h5:/groups/0001/features"
+    assert found.where == f"{copied}/train-0000.h5:/groups/0001/features"
 
 
 def test_mismatches_of_a_missing_dataset_or_group_are_told(copied):
@@ -169,12 +169,11 @@ def test_mismatches_of_a_missing_dataset_or_group_are_told(copied):
         file.create_group("groups/0003/labels")
 
     found = {each.where: each for each in changed(copied, change)}
-    rows = number_of_groups(copied)
-    assert found.keys() == {f"{copied}/train.h5:/groups/{place}" for place in ("0001/days", "0002", "0003/labels")}
-    assert found[f"{copied}/train.h5:/groups/0001/days"].found == "no such dataset"
-    assert found[f"{copied}/train.h5:/groups/0001/days"].expected == "int32"
-    assert found[f"{copied}/train.h5:/groups/0002"].found == "no such group"
-    assert found[f"{copied}/train.h5:/groups/0002"].expected == f"{rows} groups, as many as the index has rows"
+    assert found.keys() == {f"{copied}/train-0000.h5:/groups/{place}" for place in ("0001/days", "0002", "0003/labels")}
+    assert found[f"{copied}/train-0000.h5:/groups/0001/days"].found == "no such dataset"
+    assert found[f"{copied}/train-0000.h5:/groups/0001/days"].expected == "int32"
+    assert found[f"{copied}/train-0000.h5:/groups/0002"].found == "no such group"
+    assert found[f"{copied}/train-0000.h5:/groups/0002"].expected == "a group for each row of the index"
 
 
 def test_mismatches_of_every_split_are_told(copied):
@@ -188,12 +187,12 @@ def test_mismatches_of_every_split_are_told(copied):
 
 def test_mismatches_of_a_file_without_groups_is_a_user_error(copied):
     group_set = open_group_set(copied)
-    with h5py.File(copied / "train.h5", "a") as file:
+    with h5py.File(copied / "train-0000.h5", "a") as file:
         del file["groups"]
     with pytest.raises(UserError) as caught:
         mismatches(group_set)
     assert caught.value.what.startswith("the groups cannot be read: ")
-    assert caught.value.where == f"{copied}/train.h5:/groups"
+    assert caught.value.where == f"{copied}/train-0000.h5:/groups"
     assert caught.value.fix == "run xla_b2t prebatch again"
 
 

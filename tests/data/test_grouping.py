@@ -1,16 +1,16 @@
 import numpy as np
 
-from xla_b2t.data.grouping import TrialRecord, plan_groups
+from xla_b2t.data.grouping import PlannedGroup, TrialRecord, cut_into_parts, plan_groups
 
 
 def records(lengths, day=0, split="train", labels=3):
     return [
-        TrialRecord(f"day{day}/{split}/trial_{i:04d}", day, day, int(length), 8, (1,) * labels, labels)
+        TrialRecord(f"day{day}/{split}/trial_{i:04d}", day, day, -1, int(length), 8, (1,) * labels, labels)
         for i, length in enumerate(lengths)
     ]
 
 
-def test_plan_groups_every_trial_lies_in_one_group_of_its_day_and_fits():
+def test_plan_groups_every_trial_lies_in_one_group_and_fits():
     generator = np.random.default_rng(0)
     trials = {
         "train": [r for day in range(3) for r in records(generator.integers(20, 300, 21), day)],
@@ -21,17 +21,39 @@ def test_plan_groups_every_trial_lies_in_one_group_of_its_day_and_fits():
         ids = [trial.trial_id for group in groups for trial in group.trials]
         assert sorted(ids) == sorted(record.trial_id for record in trials[split])
         for group in groups:
-            assert {trial.day for trial in group.trials} == {group.day}
             assert 1 <= len(group.trials) <= 4
             assert max(trial.input_bins for trial in group.trials) <= plan.buckets[group.bucket].input_bins
-        assert [group.day for group in groups] == sorted(group.day for group in groups)
     longest = max(record.input_bins for of_split in trials.values() for record in of_split)
     assert plan.buckets[-1].input_bins >= longest
 
 
-def test_plan_groups_incomplete_group_is_the_shortest_of_its_day():
+def test_plan_groups_what_days_leave_over_fills_groups_of_neighbouring_days():
+    trials = {"train": [r for day, count in enumerate((6, 5, 4, 3)) for r in records([30] * count, day)]}
+    groups = plan_groups(trials, group_size=4, num_buckets=1, seed=0).groups["train"]
+    days = [[trial.day for trial in group.trials] for group in groups]
+    assert days == [[0] * 4, [1] * 4, [2] * 4, [0, 0, 1, 3], [3, 3]]
+
+
+def test_plan_groups_edges_are_those_of_the_trials_own_lengths():
     plan = plan_groups({"train": records([100, 20, 110, 120, 130])}, group_size=4, num_buckets=2, seed=0)
-    assert [(len(g.trials), plan.buckets[g.bucket].input_bins) for g in plan.groups["train"]] == [(1, 32), (4, 144)]
+    assert [bucket.input_bins for bucket in plan.buckets] == [32, 144]
+    assert [len(group.trials) for group in plan.groups["train"]] == [4, 1]
+
+
+def test_plan_groups_passes_have_each_trial_once_and_are_shuffled_otherwise():
+    trials = {"train": records(range(20, 180)), "val": records([30] * 8, split="val")}
+    plan = plan_groups(trials, 4, 2, 0, num_passes=3)
+    of_pass = [[g for g in plan.groups["train"] if g.pass_number == number] for number in range(3)]
+    ids = [[{t.trial_id for t in g.trials} for g in groups] for groups in of_pass]
+    assert all(sorted(set().union(*each)) == sorted(r.trial_id for r in trials["train"]) for each in ids)
+    assert ids[0] != ids[1] != ids[2]
+    assert {group.pass_number for group in plan.groups["val"]} == {0}
+
+
+def test_cut_into_parts_keeps_the_order_and_the_size():
+    groups = [PlannedGroup(bucket, 0, ()) for bucket in (0, 1, 0, 2, 0, 0)]
+    parts = cut_into_parts(groups, group_bytes=(10, 20, 50), most_bytes=30)
+    assert [[group.bucket for group in part] for part in parts] == [[0, 1], [0], [2], [0, 0]]
 
 
 def test_plan_groups_label_slots_hold_the_longest_label_of_any_split():

@@ -1,13 +1,15 @@
 import json
 import pickle
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
-from xla_b2t.data.groups import Bucket, GroupReader, open_group_set
+from xla_b2t.data.group_reader import GroupReader
+from xla_b2t.data.groups import Bucket, open_group_set
 from xla_b2t.errors import UserError
 
 
@@ -24,11 +26,11 @@ def change_manifest(folder, **changes):
 
 def change_file(folder, change):
     """Changes an HDF5 file, and lets the manifest agree on its size."""
-    path = folder / "train.h5"
+    path = folder / "train-0000.h5"
     with h5py.File(path, "a") as file:
         change(file)
     manifest = json.loads((folder / "report.json").read_text())
-    manifest["splits"]["train"]["bytes"] = path.stat().st_size
+    manifest["splits"]["train"]["files"][0]["bytes"] = path.stat().st_size
     change_manifest(folder, splits=manifest["splits"])
 
 
@@ -48,12 +50,15 @@ def features_offset(path, group):
 def test_open_group_set_tells_what_was_converted(conversion):
     group_set = open_group_set(conversion.folder)
     assert (group_set.num_features, group_set.num_classes, group_set.group_size) == (16, 41, 4)
-    assert (group_set.patch_bins, group_set.patch_stride, group_set.version) == (4, 2, 1)
+    assert (group_set.patch_bins, group_set.patch_stride, group_set.version) == (4, 2, 2)
     assert group_set.sessions == conversion.sessions == tuple(sorted(group_set.sessions))
     assert group_set.buckets == conversion.buckets
     assert all(isinstance(bucket, Bucket) for bucket in group_set.buckets)
     train = group_set.splits["train"]
-    assert train.bucket_G.dtype == train.day_G.dtype == train.num_valid_G.dtype == np.int32
+    assert train.bucket_G.dtype == train.days_GB.dtype == train.num_valid_G.dtype == np.int32
+    assert (train.valid_GB.dtype, train.checksum_G.dtype) == (bool, np.uint32)
+    assert train.place(2) == f"{conversion.folder}/train-0000.h5:/groups/0002"
+    assert train.where == f"{conversion.folder}/index.h5:/train"
     assert train.real_bins_G.dtype == np.int64
     assert train.input_bins_GB.shape == train.required_steps_GB.shape == (len(train.bucket_G), 4)
     np.testing.assert_array_equal(train.input_bins_GB.sum(axis=1), train.real_bins_G)
@@ -80,13 +85,25 @@ def test_open_group_set_other_folder_is_a_user_error(tmp_path):
 
 def test_open_group_set_unfinished_conversion_is_a_user_error(copied):
     (copied / "report.json").unlink()
-    (copied / "val.h5").rename(copied / "val.h5.partial")
-    assert_open_refuses(copied, "unfinished: test.h5, train.h5, val.h5.partial", copied, "prebatch again")
+    (copied / "val-0000.h5").rename(copied / "val-0000.h5.partial")
+    what = "still writing, or was interrupted: index.h5, source.json, test-0000.h5 and 2 more, but no report.json"
+    assert_open_refuses(copied, what, copied, "wait for it, or run xla_b2t prebatch again")
+
+
+def test_open_group_set_conversion_that_has_just_begun_is_a_user_error(tmp_path):
+    (tmp_path / "source.json").write_text("{}")
+    assert_open_refuses(tmp_path, "the converter is still writing, or was interrupted: source.json", tmp_path, "wait")
 
 
 def test_open_group_set_newer_version_is_a_user_error(copied):
-    change_manifest(copied, version=2)
-    assert_open_refuses(copied, "format version 2, this program reads up to 1", copied / "report.json", "install")
+    change_manifest(copied, version=3)
+    assert_open_refuses(copied, "format version 3, this program reads version 2", copied / "report.json", "install")
+
+
+def test_open_group_set_older_version_is_a_user_error(copied):
+    change_manifest(copied, version=1)
+    what = "the groups have format version 1, this program reads version 2"
+    assert_open_refuses(copied, what, copied / "report.json", "run xla_b2t prebatch again")
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "\xff"])
@@ -108,32 +125,94 @@ def test_open_group_set_manifest_without_a_key_is_a_user_error(copied):
 
 
 def test_open_group_set_missing_split_is_a_user_error(copied):
-    (copied / "val.h5").unlink()
-    assert_open_refuses(copied, "lists val.h5, but it is missing", copied / "val.h5", "prebatch again")
+    (copied / "val-0000.h5").unlink()
+    assert_open_refuses(copied, "lists val-0000.h5, but it is missing", copied / "val-0000.h5", "prebatch again")
 
 
 def test_open_group_set_truncated_file_is_a_user_error(copied):
-    path = copied / "train.h5"
+    path = copied / "train-0000.h5"
     size = path.stat().st_size
     with open(path, "r+b") as file:
         file.truncate(size - 100)
     assert_open_refuses(copied, f"has {size - 100} bytes, expected {size}", path, "copy it again")
 
 
-def test_open_group_set_file_that_is_no_hdf5_is_a_user_error(copied):
-    path = copied / "train.h5"
+def test_open_group_set_damaged_index_is_a_user_error(copied):
+    path = copied / "index.h5"
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.write_bytes(content)
+    assert_open_refuses(copied, "the index is damaged: checksum", path, "copy it again")
+
+
+def test_open_group_set_index_of_another_conversion_is_a_user_error(copied):
+    change_manifest(copied, conversion="0" * 16)
+    assert_open_refuses(copied, "another conversion", copied / "index.h5", "prebatch again")
+
+
+def test_open_group_set_with_fewer_sessions_than_the_index_has_is_a_user_error(copied):
+    change_manifest(copied, sessions=["one"])
+    what = "the index is damaged: days goes from 0 to 1, expected 0 to 0"
+    assert_open_refuses(copied, what, f"{copied}/index.h5:/train/days", "prebatch again")
+
+
+def test_open_group_set_with_another_group_size_than_the_index_has_is_a_user_error(copied):
+    change_manifest(copied, group_size=5)
+    assert_open_refuses(copied, "groups of 5 trials", f"{copied}/index.h5:/train", "prebatch again")
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda file: file.attrs.modify("complete", False), "not a finished one"),
+        (lambda file: file.attrs.modify("conversion", "0" * 16), "not a finished one"),
+    ],
+)
+def test_reader_of_a_file_of_something_else_is_a_user_error(copied, change, what):
+    change_file(copied, change)
+    group_set = open_group_set(copied)
+    reader = GroupReader(group_set, "train")
+    for _ in range(2):
+        with pytest.raises(UserError, match=what) as raised:
+            reader.read([0], group_set.splits["train"].bucket_G[0])
+        assert raised.value.where == str(copied / "train-0000.h5")
+        assert raised.value.fix == "run xla_b2t prebatch again"
+
+
+def test_reader_file_that_is_no_hdf5_is_a_user_error(copied):
+    path = copied / "train-0000.h5"
     path.write_bytes(bytes(path.stat().st_size))
-    assert_open_refuses(copied, "the file cannot be read", path, "prebatch again")
+    group_set = open_group_set(copied)
+    with pytest.raises(UserError, match="the group cannot be read") as raised:
+        GroupReader(group_set, "train").read([0], group_set.splits["train"].bucket_G[0])
+    assert raised.value.where == f"{path}:/groups/0000/features"
 
 
-def test_open_group_set_file_never_completed_is_a_user_error(copied):
-    change_file(copied, lambda file: file.attrs.modify("complete", False))
-    assert_open_refuses(copied, "not a finished file", copied / "train.h5", "prebatch again")
-
-
-def test_open_group_set_file_of_another_conversion_is_a_user_error(copied):
-    change_file(copied, lambda file: file.attrs.modify("conversion", "0" * 16))
-    assert_open_refuses(copied, "another conversion", copied / "train.h5", "prebatch again")
+def test_reader_of_a_selection_leaves_out_trials_and_picks_columns(conversion):
+    group_set = open_group_set(conversion.folder)
+    index = group_set.splits["train"]
+    group = int(np.flatnonzero(index.num_valid_G == 4)[0])
+    bucket = index.bucket_G[group]
+    whole = GroupReader(group_set, "train").read([group], bucket)
+    valid_GB = index.valid_GB.copy()
+    valid_GB[group, 1] = False
+    selected = replace(
+        group_set,
+        splits={"train": replace(index, valid_GB=valid_GB)},
+        columns=((2, 5), (8, 16)),
+        num_features=11,
+    )
+    for _ in range(2):
+        batch = GroupReader(selected, "train").read([group], bucket)
+        kept = [0, 2, 3]
+        columns = [*range(2, 5), *range(8, 16)]
+        np.testing.assert_array_equal(batch.features_BTC[kept], whole.features_BTC[kept][..., columns])
+        assert not batch.features_BTC[1].any() and not batch.labels_BL[1].any()
+        assert batch.trial_ids[1] == "" and not batch.valid_B[1]
+        assert not any(
+            values[1] for values in (batch.input_bins_B, batch.label_lengths_B, batch.required_steps_B, batch.days_B)
+        )
+        assert whole.trial_ids[1] != "" and batch.trial_ids[2] == whole.trial_ids[2]
 
 
 def test_reader_one_group_is_a_private_map_of_the_file(copied):
@@ -143,9 +222,9 @@ def test_reader_one_group_is_a_private_map_of_the_file(copied):
     assert batch.features_BTC.dtype == np.uint16
     assert not batch.features_BTC.flags.owndata
     assert batch.features_BTC.flags.writeable  # so that torch takes it without a warning
-    before = (copied / "train.h5").read_bytes()
+    before = (copied / "train-0000.h5").read_bytes()
     batch.features_BTC[:] = 7
-    assert (copied / "train.h5").read_bytes() == before
+    assert (copied / "train-0000.h5").read_bytes() == before
     reader.close()
     assert (batch.features_BTC == 7).all()  # what was read outlives the reader
 
@@ -200,7 +279,7 @@ def test_reader_unknown_split_is_a_user_error(conversion):
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_reader_changed_byte_is_found_on_the_first_read(copied, split):
-    path = copied / f"{split}.h5"
+    path = copied / f"{split}-0000.h5"
     with open(path, "r+b") as file:
         file.seek(features_offset(path, 1) + 8)
         file.write(b"\xaa")
@@ -233,21 +312,21 @@ def test_reader_missing_group_is_a_user_error_with_its_place(copied):
     with pytest.raises(UserError) as raised, GroupReader(group_set, "train") as reader:
         reader.read([2], group_set.splits["train"].bucket_G[2])
     assert "the group cannot be read" in raised.value.what
-    assert raised.value.where == f"{copied / 'train.h5'}:/groups/0002/features"
+    assert raised.value.where == f"{copied / 'train-0000.h5'}:/groups/0002/features"
 
 
 def test_reader_file_that_shrinks_after_opening_is_a_user_error_not_a_crash(copied):
     group_set = open_group_set(copied)
     index = group_set.splits["train"]
     last = len(index.bucket_G) - 1
-    end = features_offset(copied / "train.h5", last) + 8
+    end = features_offset(copied / "train-0000.h5", last) + 8
     with GroupReader(group_set, "train") as reader:
         reader.read([0], index.bucket_G[0])
-        with open(copied / "train.h5", "r+b") as file:
+        with open(copied / "train-0000.h5", "r+b") as file:
             file.truncate(end)
         with pytest.raises(UserError) as raised:
             reader.read([last], index.bucket_G[last])
-    assert raised.value.where == f"{copied / 'train.h5'}:/groups/{last:04d}/features"
+    assert raised.value.where == f"{copied / 'train-0000.h5'}:/groups/{last:04d}/features"
 
 
 def test_padding_efficiency_counts_padding_and_empty_slots(conversion):

@@ -1,5 +1,6 @@
 import hashlib
 import json
+import os
 from dataclasses import replace
 
 import h5py
@@ -7,7 +8,8 @@ import numpy as np
 import pytest
 
 from xla_b2t.data import bfloat16
-from xla_b2t.data.groups import GroupReader, open_group_set
+from xla_b2t.data.group_reader import GroupReader
+from xla_b2t.data.groups import open_group_set
 from xla_b2t.data.phonemes import required_steps
 from xla_b2t.data.prebatch import PrebatchSettings, prebatch
 from xla_b2t.errors import UserError
@@ -62,6 +64,20 @@ def test_prebatch_same_source_gives_the_same_bytes(simulation, conversion, tmp_p
     settings = PrebatchSettings(group_size=4, num_buckets=3, patch_bins=4, patch_stride=2)
     prebatch(simulation, tmp_path / "again", settings)
     assert hashes(tmp_path / "again") == hashes(Path(conversion.folder))
+
+
+def test_prebatch_any_number_of_workers_gives_the_same_bytes(write_trials, tmp_path):
+    generator = np.random.default_rng(0)
+    for session in ("t15.2023.08.11", "t15.2023.08.13", "t15.2023.09.01"):
+        features = [generator.normal(size=(int(bins), 256)) for bins in generator.integers(300, 900, 9)]
+        features[4][7, 7] = np.nan
+        folder = write_trials(*[{"features": of_trial} for of_trial in features], session=session)
+    settings = replace(SMALL, file_mb=1, num_passes=2)
+    here = prebatch(folder, tmp_path / "here", settings)
+    there = prebatch(folder, tmp_path / "there", settings, num_workers=2)
+    assert len(here.splits["train"].files) > 4
+    assert hashes(tmp_path / "here") == hashes(tmp_path / "there")
+    assert replace(here, folder="") == replace(there, folder="")
 
 
 def test_prebatch_report_adds_up(conversion):
@@ -122,8 +138,10 @@ def test_prebatch_over_groups_needs_overwrite(write_trials, tmp_path):
     folder = write_trials({}, {}, {})
     prebatch(folder, tmp_path / "out", SMALL)
     with pytest.raises(UserError) as raised:
-        prebatch(folder, tmp_path / "out", SMALL)
-    assert raised.value.what == "there are groups here already"
+        prebatch(folder, tmp_path / "out", replace(SMALL, group_size=3))
+    assert raised.value.what.startswith(
+        "there are groups here already, and they are of something else: group_size was 2"
+    )
     assert raised.value.where == str(tmp_path / "out")
     assert "--overwrite" in raised.value.fix
     prebatch(folder, tmp_path / "out", replace(SMALL, overwrite=True, group_size=3))
@@ -136,7 +154,7 @@ def test_prebatch_overwrite_removes_splits_that_are_gone(write_trials, tmp_path)
     prebatch(folder, tmp_path / "out", SMALL)
     (folder / "t15.2023.08.11" / "data_val.hdf5").unlink()
     prebatch(folder, tmp_path / "out", replace(SMALL, overwrite=True))
-    assert sorted(hashes(tmp_path / "out")) == ["report.json", "train.h5"]
+    assert sorted(hashes(tmp_path / "out")) == ["index.h5", "report.json", "source.json", "train-0000.h5"]
 
 
 def test_prebatch_into_a_folder_with_other_things_is_a_user_error(write_trials, tmp_path):
@@ -174,30 +192,98 @@ def test_prebatch_too_little_room_is_a_user_error_before_writing(write_trials, t
     assert "make room" in raised.value.fix
 
 
-def test_prebatch_interrupted_while_writing_leaves_no_group_set(write_trials, tmp_path):
-    def stop(stage, done, total):
-        if (stage, done) == ("write train", 1):
+def stop_after(trials):
+    def progress(stage, done, total, done_bytes=0):
+        if (stage, done) == ("write", trials):
             raise KeyboardInterrupt
 
-    folder = write_trials({}, {}, {}, {})
+    return progress
+
+
+def test_prebatch_interrupted_while_writing_leaves_no_group_set_and_goes_on(write_trials, tmp_path):
+    folder = write_trials(*[{"features": np.full((400, 256), value, np.float32)} for value in range(1, 9)])
+    settings = replace(SMALL, file_mb=1)
+    prebatch(folder, tmp_path / "whole", settings)
     with pytest.raises(KeyboardInterrupt):
-        prebatch(folder, tmp_path / "out", SMALL, stop)
-    assert list((tmp_path / "out").iterdir()) == []
+        prebatch(folder, tmp_path / "out", settings, stop_after(6))
+    assert sorted(hashes(tmp_path / "out")) == ["source.json", "train-0000.h5"]
+    with pytest.raises(UserError, match="the converter is still writing, or was interrupted"):
+        open_group_set(tmp_path / "out")
+    first = (tmp_path / "out" / "train-0000.h5").stat()
+    report = prebatch(folder, tmp_path / "out", settings)
+    assert report.notes == ("gone on with an interrupted run: 1 of 2 files were there",)
+    assert (tmp_path / "out" / "train-0000.h5").stat().st_mtime_ns == first.st_mtime_ns
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "whole")
+
+
+def test_prebatch_interrupted_with_a_source_that_has_changed_begins_anew(write_trials, tmp_path):
+    folder = write_trials(*[{}] * 8)
+    with pytest.raises(KeyboardInterrupt):
+        prebatch(folder, tmp_path / "out", SMALL, stop_after(6))
+    (tmp_path / "out" / "train-0000.h5").write_bytes(b"")
+    write_trials(*[{}] * 9)
+    report = prebatch(folder, tmp_path / "out", SMALL)
+    assert report.notes == ("begun anew: t15.2023.08.11/data_train.hdf5 was changed",)
+    assert report.splits["train"].trials_kept == 9
+
+
+def test_prebatch_of_the_same_again_writes_nothing(write_trials, tmp_path):
+    folder = write_trials({}, {"labels": [99]}, {})
+    first = prebatch(folder, tmp_path / "out", SMALL)
+    before = hashes(tmp_path / "out")
+    again = prebatch(folder, tmp_path / "out", SMALL)
+    assert again.notes == ("up to date: nothing has changed, nothing was written",)
+    assert replace(again, notes=()) == first
+    assert hashes(tmp_path / "out") == before
+
+
+def test_prebatch_over_groups_of_a_source_that_has_changed_names_what(write_trials, tmp_path):
+    folder = write_trials({})
     prebatch(folder, tmp_path / "out", SMALL)
+    write_trials({}, split="val")
+    with pytest.raises(UserError) as raised:
+        prebatch(folder, tmp_path / "out", SMALL)
+    assert "t15.2023.08.11/data_val.hdf5 is new" in raised.value.what
+    assert raised.value.where == str(tmp_path / "out")
+    assert "--overwrite" in raised.value.fix
 
 
-def test_prebatch_trial_that_changes_meanwhile_is_a_user_error(write_trials, tmp_path):
+def test_prebatch_source_that_changes_meanwhile_is_a_user_error(write_trials, tmp_path):
     folder = write_trials({})
 
-    def shorten(stage, done, total):
-        if stage == "check" and done == total:
-            write_trials({"features": np.zeros((20, 8), np.float32)})
+    def add(stage, done, total, done_bytes=0):
+        if stage == "write" and done == total:
+            os.utime(folder / "t15.2023.08.11" / "data_train.hdf5")
 
     with pytest.raises(UserError) as raised:
-        prebatch(folder, tmp_path / "out", SMALL, shorten)
-    assert raised.value.what == "the trial changed between checking and writing: it was (40, 8), now (20, 8)"
-    assert raised.value.where.endswith("data_train.hdf5:/trial_0000")
+        prebatch(folder, tmp_path / "out", SMALL, add)
+    assert raised.value.what == "the source changed meanwhile: t15.2023.08.11/data_train.hdf5 was changed"
+    assert raised.value.where == str(folder)
     assert "prebatch again" in raised.value.fix
+    assert not (tmp_path / "out" / "report.json").exists()
+
+
+def test_prebatch_features_that_cannot_be_used_leave_an_empty_slot(write_trials, tmp_path):
+    folder = write_trials({}, {"features": np.full((40, 8), np.nan)}, {}, {"features": np.full((90, 8), np.inf)})
+    report = prebatch(folder, tmp_path / "out", replace(SMALL, num_passes=2))
+    assert report.refused_by_reason == {"not_finite": 2}
+    train = report.splits["train"]
+    assert (train.trials_in, train.trials_kept, train.passes, train.groups) == (4, 2, 2, 4)
+    group_set = open_group_set(tmp_path / "out")
+    index = group_set.splits["train"]
+    assert sorted(index.num_valid_G) == [1, 1, 1, 1]
+    with GroupReader(group_set, "train") as reader:
+        ids = {name for group in range(4) for name in reader.read([group], index.bucket_G[group]).trial_ids}
+    assert ids == {"", "t15.2023.08.11/train/trial_0000", "t15.2023.08.11/train/trial_0002"}
+
+
+@pytest.mark.parametrize(("strict", "what"), [(True, "2 trials cannot be used"), (False, "no trial of train can be")])
+def test_prebatch_without_any_features_that_can_be_used_is_a_user_error(write_trials, tmp_path, strict, what):
+    folder = write_trials(*[{"features": np.full((40, 8), np.nan)}] * 2)
+    with pytest.raises(UserError, match=what) as raised:
+        prebatch(folder, tmp_path / "out", replace(SMALL, strict=strict))
+    assert raised.value.where == str(folder)
+    assert not (tmp_path / "out" / "report.json").exists()
 
 
 @pytest.mark.parametrize(("name", "flag"), [("group_size", "--group-size"), ("num_buckets", "--buckets")])

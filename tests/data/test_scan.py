@@ -2,12 +2,13 @@ import numpy as np
 
 from xla_b2t.data.scan import Needs, scan
 from xla_b2t.data.trials import find_sessions
+from xla_b2t.data.workers import Workers
 
 NEEDS = Needs(patch_bins=14, patch_stride=4, num_features=0)
 
 
 def run(folder, needs=NEEDS):
-    return scan(find_sessions(folder), needs, lambda *_: None)
+    return scan(find_sessions(folder), needs, Workers(0), lambda *_: None)
 
 
 def reasons(found):

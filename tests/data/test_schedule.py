@@ -13,16 +13,21 @@ def index_of(buckets, days=None, num_valid=None):
     zeros = np.zeros((groups, 8), np.int32)
     return SplitIndex(
         split="train",
-        path="groups/train.h5",
         labelled=True,
+        max_label=40,
+        files=("groups/train-0000.h5",),
         bucket_G=np.array(buckets, np.int32),
-        day_G=np.array(days if days is not None else [0] * groups, np.int32),
-        num_valid_G=np.array(num_valid if num_valid is not None else [8] * groups, np.int32),
-        real_bins_G=np.zeros(groups, np.int64),
+        file_G=np.zeros(groups, np.int32),
+        place_G=np.arange(groups, dtype=np.int32),
+        pass_G=np.zeros(groups, np.int32),
+        checksum_G=np.zeros(groups, np.uint32),
+        valid_GB=np.arange(8) < np.array(num_valid if num_valid is not None else [8] * groups, int).reshape(groups, 1),
+        days_GB=zeros
+        + np.array(days if days is not None else [[0]] * groups, np.int32).reshape(groups, -1 if groups else 1),
+        blocks_GB=zeros - 1,
         input_bins_GB=zeros,
         label_lengths_GB=zeros,
         required_steps_GB=zeros,
-        max_label=40,
     )
 
 
@@ -71,8 +76,8 @@ def test_days_updates_are_full_and_of_distinct_days_in_one_bucket():
         update = schedule.update(step)
         assert len(update.groups) == 8
         assert {MIXED.bucket_G[group] for group in update.groups} == {update.bucket}
-        days_there = len(set(MIXED.day_G[MIXED.bucket_G == update.bucket]))
-        counts = Counter(MIXED.day_G[list(update.groups)])
+        days_there = len(set(MIXED.days_GB[MIXED.bucket_G == update.bucket, 0]))
+        counts = Counter(MIXED.days_GB[list(update.groups), 0])
         assert len(counts) == min(4, days_there)
         assert max(counts.values()) - min(counts.values()) <= 1
     assert schedule.updates_per_epoch == 5
@@ -89,9 +94,19 @@ def test_days_draw_buckets_and_days_as_the_published_recipe_does():
     updates = [schedule.update(step) for step in range(6000)]
     in_0 = [update for update in updates if update.bucket == 0]
     assert len(in_0) / len(updates) == pytest.approx(shares_in_0.mean(), abs=0.02)
-    days = Counter(int(index.day_G[update.groups[0]]) for update in in_0)
+    days = Counter(int(index.days_GB[update.groups[0], 0]) for update in in_0)
     for day in range(3):
         assert days[day] / len(in_0) == pytest.approx(shares_in_0[day] / shares_in_0.sum(), abs=0.03)
+
+
+def test_days_draw_a_group_as_often_as_it_has_trials_of_the_day():
+    # One bucket and two days: a group of day 0 alone, one of day 1 alone, one with 2 trials of day 0 and 6 of day 1.
+    index = index_of([0, 0, 0], days=[[0] * 8, [1] * 8, [0] * 2 + [1] * 6])
+    schedule = Schedule("days", index, 0, 1, days_per_batch=1)
+    taken = Counter(schedule.update(step).groups[0] for step in range(6000))
+    expected = [0.5 * 8 / 10, 0.5 * 8 / 14, 0.5 * 2 / 10 + 0.5 * 6 / 14]
+    for group in range(3):
+        assert taken[group] / 6000 == pytest.approx(expected[group], abs=0.03)
 
 
 def test_days_are_limited_by_the_groups_of_an_update():
@@ -150,7 +165,7 @@ def test_plan_evaluation_eight_ranks_take_equal_steps_and_each_group_once(num_gr
         ({"seed": -1}, "run.seed is -1, expected at least 0", "run.seed"),
         ({"groups_per_update": 0}, "groups per update is 0, expected at least 1", "groups per update"),
         ({"days_per_batch": 0}, "data.days_per_batch is 0, expected at least 1", "data.days_per_batch"),
-        ({"index": index_of([])}, "there is no group to train on", "groups/train.h5"),
+        ({"index": index_of([])}, "there is no group to train on", "groups/index.h5:/train"),
     ],
 )
 def test_schedule_impossible_arguments_are_user_errors(changes, what, where):

@@ -1,8 +1,11 @@
+import os
+
 import h5py
 import numpy as np
 import pytest
 
-from xla_b2t.data.trials import Refusal, Trial, find_sessions, read_trials
+from xla_b2t.data import bfloat16
+from xla_b2t.data.trials import Refusal, Trial, find_sessions, open_session_file, read_features, read_trials
 from xla_b2t.errors import UserError
 
 GOOD = {"features": np.arange(320, dtype=np.float32).reshape(40, 8), "labels": [7, 28, 17, 40]}
@@ -15,35 +18,44 @@ def with_value(value):
 
 
 def read_only_trial(folder):
+    """The only trial of a folder, and its bits; a refusal alone."""
     (file,) = find_sessions(folder).files
     (found,) = read_trials(file)
-    return found
+    if isinstance(found, Refusal):
+        return found
+    features_TC = np.empty((found.num_bins, found.num_features), np.float32)
+    bits_TC = np.empty(features_TC.shape, np.uint16)
+    with open_session_file(file) as handle:
+        return read_features(handle, found.trial_id, features_TC, bits_TC) or (found, bits_TC)
 
 
 def test_read_trials_good_trial_comes_as_it_is(write_trials):
-    trial = read_only_trial(write_trials(GOOD))
+    trial, bits_TC = read_only_trial(write_trials({**GOOD, "block_num": 7}))
     assert isinstance(trial, Trial)
     assert trial.trial_id == "t15.2023.08.11/train/trial_0000"
-    assert trial.features_TC.dtype == np.float32
-    np.testing.assert_array_equal(trial.features_TC, GOOD["features"])
+    assert (trial.num_bins, trial.num_features, trial.block) == (40, 8, 7)
+    np.testing.assert_array_equal(bits_TC, bfloat16.to_bits(GOOD["features"]))
     assert trial.labels_L.dtype == np.int32
     assert trial.labels_L.tolist() == GOOD["labels"]
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float64])
-def test_read_trials_other_floats_become_float32(write_trials, dtype):
-    trial = read_only_trial(write_trials({"features": GOOD["features"].astype(dtype)}))
-    assert trial.features_TC.dtype == np.float32
+def test_read_trials_without_a_block_is_of_an_unknown_one(write_trials):
+    assert read_only_trial(write_trials(GOOD))[0].block == -1
+
+
+@pytest.mark.parametrize("dtype", ["<f2", "<f8", ">f4", ">f8"])
+def test_read_features_of_other_floats_are_rounded_from_float32(write_trials, dtype):
+    _, bits_TC = read_only_trial(write_trials({"features": GOOD["features"].astype(dtype)}))
+    np.testing.assert_array_equal(bits_TC, bfloat16.to_bits(GOOD["features"]))
 
 
 def test_read_trials_test_split_needs_no_labels(write_trials):
-    trial = read_only_trial(write_trials({"features": GOOD["features"]}, split="test"))
-    assert isinstance(trial, Trial)
+    trial, _ = read_only_trial(write_trials({"features": GOOD["features"]}, split="test"))
     assert trial.labels_L is None
 
 
 def test_read_trials_test_split_reads_labels_where_they_are(write_trials):
-    assert read_only_trial(write_trials(GOOD, split="test")).labels_L.tolist() == GOOD["labels"]
+    assert read_only_trial(write_trials(GOOD, split="test"))[0].labels_L.tolist() == GOOD["labels"]
 
 
 @pytest.mark.parametrize(
@@ -71,6 +83,8 @@ def test_read_trials_test_split_reads_labels_where_they_are(write_trials):
         ({"labels": [7.0, 8.0]}, "wrong_type", "seq_class_ids is float64"),
         ({"labels": [[7], [8]]}, "wrong_shape", "seq_class_ids is (2, 1)"),
         ({"name": "notes"}, "not_a_trial", "trial_NNNN"),
+        ({"block_num": "first"}, "wrong_type", "attribute block_num is"),
+        ({"block_num": -7}, "wrong_type", "block_num is -7"),
     ],
 )
 def test_read_trials_faulty_trial_is_refused_with_its_reason(write_trials, trial, reason, detail):
@@ -150,3 +164,119 @@ def test_find_sessions_empty_folder_points_to_the_simulation(tmp_path):
     with pytest.raises(UserError, match="no session here") as raised:
         find_sessions(tmp_path)
     assert "xla_b2t synth" in raised.value.fix
+
+
+def odd_file(write_trials, change, trials=2):
+    """A file of good trials after `change(file, first)`, and what was kept and refused of it."""
+    folder = write_trials(*[GOOD] * trials)
+    with h5py.File(folder / "t15.2023.08.11" / "data_train.hdf5", "a") as file:
+        change(file, file["trial_0000"])
+    (file,) = find_sessions(folder).files
+    found = list(read_trials(file))
+    return [t.trial_id for t in found if isinstance(t, Trial)], [t for t in found if isinstance(t, Refusal)]
+
+
+def replaced(node, name, *args, **options):
+    del node[name]
+    return node.create_dataset(name, *args, **options)
+
+
+def compound(node, name):
+    replaced(node, name, data=np.zeros(40, [("x", "f4"), ("y", "i8")]))
+
+
+def virtual(file, node):
+    layout = h5py.VirtualLayout((40, 8), "f4")
+    layout[:] = h5py.VirtualSource("nowhere.h5", "features", (40, 8))
+    del node["input_features"]
+    node.create_virtual_dataset("input_features", layout)
+
+
+def partly_written(file, node):
+    replaced(node, "input_features", (40, 8), "f4", chunks=(10, 8))[:20] = 1
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "detail"),
+    [
+        (lambda f, n: replaced(n, "input_features", (1 << 40, 512), "f4", chunks=(1, 512)), "wrong_length", "40"),
+        (lambda f, n: (replaced(n, "input_features", (1 << 40, 512), "f4", chunks=(1, 512)),
+                       n.attrs.modify("n_time_steps", 1 << 40)), "wrong_shape", "more than a trial can be"),
+        (lambda f, n: replaced(n, "input_features", (40, 8), "f4"), "wrong_shape", "ever written"),
+        (partly_written, "wrong_shape", "not all of it was ever written"),
+        (virtual, "wrong_shape", "ever written"),
+        (lambda f, n: replaced(n, "input_features", (40, 8), "f4", maxshape=(None, None), chunks=(1 << 20, 1 << 7)),
+         "wrong_shape", "in chunks of"),
+        (lambda f, n: compound(n, "input_features"), "wrong_shape", "(40,)"),
+        (lambda f, n: compound(n, "seq_class_ids"), "wrong_type", "seq_class_ids is"),
+        (lambda f, n: replaced(n, "seq_class_ids", data=f.ref, dtype=h5py.ref_dtype), "wrong_shape", "()"),
+        (lambda f, n: replaced(n, "seq_class_ids", data=[f.ref] * 3, dtype=h5py.ref_dtype), "wrong_type", "object"),
+        (lambda f, n: replaced(n, "seq_class_ids", data=["a"] * 9), "wrong_type", "object"),
+        (lambda f, n: n.attrs.__setitem__("seq_len", np.uint64(2**64 - 1)), "wrong_label_length", "1844674407"),
+        (lambda f, n: n.attrs.__setitem__("seq_len", f.ref), "wrong_type", "attribute seq_len"),
+        (lambda f, n: n.attrs.__setitem__("n_time_steps", h5py.Empty("i4")), "wrong_type", "attribute n_time_steps"),
+        (lambda f, n: n.attrs.__setitem__("n_time_steps", "forty"), "wrong_type", "attribute n_time_steps"),
+        (lambda f, n: n.attrs.__setitem__("n_time_steps", np.zeros(8000, "i8")), "wrong_type", "(8000,)"),
+        (lambda f, n: n.attrs.__setitem__("block_num", 1 << 40), "wrong_type", "block_num is 1099511627776"),
+        (lambda f, n: (n.pop("input_features"), n.__setitem__("input_features", h5py.SoftLink("/no"))),
+         "unreadable", "object"),
+        (lambda f, n: (n.pop("seq_class_ids"), n.__setitem__("seq_class_ids", h5py.ExternalLink("no.h5", "/x"))),
+         "unreadable", "object"),
+    ],
+)  # fmt: skip
+def test_read_trials_odd_trial_is_refused_and_the_others_are_kept(write_trials, change, reason, detail):
+    kept, (refusal,) = odd_file(write_trials, change)
+    assert kept == ["t15.2023.08.11/train/trial_0001"]
+    assert (refusal.trial_id, refusal.reason) == ("t15.2023.08.11/train/trial_0000", reason)
+    assert detail in refusal.detail
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda f, n: f.__setitem__("trial_9", h5py.SoftLink("/nowhere")), "unreadable"),
+        (lambda f, n: f.__setitem__("trial_9", h5py.ExternalLink("nowhere.h5", "/trial_0000")), "unreadable"),
+        (lambda f, n: f.__setitem__("trial_9", n), "duplicate"),
+        (lambda f, n: f.__setitem__("trial_9", h5py.SoftLink("/trial_0000")), "duplicate"),
+        (lambda f, n: f.__setitem__("trial_9", np.zeros(3)), "not_a_trial"),
+        (lambda f, n: f.__setitem__("trial_9", np.dtype("f4")), "not_a_trial"),
+        (lambda f, n: h5py.h5g.create(f.id, b"trial_\xff\xfe"), "not_a_trial"),
+    ],
+)
+def test_read_trials_entry_that_is_no_trial_of_its_own_is_refused(write_trials, change, reason):
+    kept, (refusal,) = odd_file(write_trials, change)
+    assert len(kept) == 2
+    assert refusal.reason == reason
+    refusal.trial_id.encode()
+
+
+def test_read_trials_attributes_that_nobody_needs_may_be_anything(write_trials):
+    def change(file, node):
+        node.attrs["sentence_label"] = np.bytes_(b"\xff\xfe")
+        node.attrs["session"] = h5py.Empty("f4")
+        node.attrs["trial_num"] = np.zeros(3, [("a", "i4")])
+
+    assert odd_file(write_trials, change) == (
+        ["t15.2023.08.11/train/trial_0000", "t15.2023.08.11/train/trial_0001"],
+        [],
+    )
+
+
+def test_read_features_that_are_not_as_they_were_are_refused(write_trials):
+    folder = write_trials(GOOD)
+    (file,) = find_sessions(folder).files
+    with open_session_file(file) as handle:
+        features_TC = np.empty((41, 8), np.float32)
+        bits_TC = np.empty((41, 8), np.uint16)
+        changed = read_features(handle, "t15.2023.08.11/train/trial_0000", features_TC, bits_TC)
+        assert (changed.reason, changed.detail) == ("wrong_shape", "input_features was (41, 8), and is (40, 8) now")
+        gone = read_features(handle, "t15.2023.08.11/train/trial_0001", features_TC, bits_TC)
+        assert gone.reason == "unreadable"
+
+
+def test_find_sessions_name_that_is_not_utf8_is_a_user_error(tmp_path):
+    os.mkdir(os.fsencode(tmp_path) + b"/t15.\xff")
+    with pytest.raises(UserError) as raised:
+        find_sessions(tmp_path)
+    assert raised.value.what == "a name is not UTF-8: 't15.\\udcff'"
+    assert (raised.value.where, raised.value.fix) == (str(tmp_path), "rename it, or move it away")

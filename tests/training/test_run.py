@@ -289,12 +289,12 @@ def test_run_with_fewer_groups_than_ranks_says_how_many_are_needed(groups, tmp_p
 def test_run_with_damaged_group_names_file_and_group(groups, tmp_path):
     copy = tmp_path / "groups"
     shutil.copytree(groups, copy)
-    content = bytearray((copy / "train.h5").read_bytes())
+    content = bytearray((copy / "train-0000.h5").read_bytes())
     content[len(content) // 2] ^= 255
-    (copy / "train.h5").write_bytes(content)
+    (copy / "train-0000.h5").write_bytes(content)
     shown = call("train", *arguments(copy, tmp_path / "run", cores=2))
     assert shown.returncode == 2, shown.stderr
-    assert "checksum" in shown.stderr and "train.h5:/groups/" in shown.stderr
+    assert "checksum" in shown.stderr and "train-0000.h5:/groups/" in shown.stderr
 
 
 def _is_running(pid):

@@ -29,7 +29,8 @@ from torch_xla._internal import pjrt
 
 from xla_b2t import config as configuration
 from xla_b2t.data.batch_plan import plan_batches
-from xla_b2t.data.groups import GroupReader, open_group_set
+from xla_b2t.data.group_reader import GroupReader
+from xla_b2t.data.groups import open_group_set
 from xla_b2t.data.schedule import Schedule, deal
 from xla_b2t.errors import UserError
 from xla_b2t.models.build import build_model

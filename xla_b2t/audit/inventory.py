@@ -9,7 +9,6 @@ import difflib
 from collections.abc import Callable
 from dataclasses import replace
 
-import h5py
 import numpy as np
 from torch import nn
 
@@ -117,7 +116,7 @@ def splits(config: Config, group_set: GroupSet) -> list[Finding]:
             said = f"did you mean {near[0]}?" if near and name != "train" else fix + or_none
             found.append(Finding("split", name, where, f"no such split in {group_set.folder}", f"one of {here}", said))
         elif not group_set.splits[name].labelled:
-            found.append(Finding("split", name, group_set.splits[name].path, "no labels", "labels", fix + or_none))
+            found.append(Finding("split", name, group_set.splits[name].where, "no labels", "labels", fix + or_none))
     return found
 
 
@@ -164,7 +163,7 @@ def lengths(group_set: GroupSet) -> list[Finding]:
                     Finding(
                         kind,
                         f"{int(too_long_GB.sum())} trials of {index.split}",
-                        f"{index.path}:/index/{table}",
+                        f"{index.where}/{table}",
                         f"{values_GB[group, trial]} in group {group} trial {trial}",
                         f"at most the {most_G[group]} {unit}",
                         CONVERT,
@@ -184,7 +183,7 @@ def enough_groups(group_set: GroupSet, slots: int) -> list[Finding]:
         Finding(
             "groups",
             "training groups",
-            group_set.splits["train"].path,
+            group_set.splits["train"].where,
             f"{num_groups} groups",
             f"at least {slots}, one for each rank and micro-step",
             "use fewer --cores, less train.accumulation, or pre-batch with a smaller --group-size",
@@ -199,20 +198,11 @@ def _asked(config: Config) -> list[str]:
 
 def _label_range(group_set: GroupSet, index: SplitIndex) -> list[Finding]:
     """A class beyond the last would be taken for another on a core, where nothing checks it."""
-    most, where = index.max_label, index.path
-    try:
-        with h5py.File(index.path, "r") as file:
-            most_G = file["index/max_label"][()]
-    except (OSError, KeyError) as error:
-        return [Finding("classes", f"labels of {index.split}", f"{where}:/index/max_label", str(error), "", CONVERT)]
-    beyond_G = np.flatnonzero(most_G >= group_set.num_classes)
-    if len(beyond_G):
-        most, where = int(most_G.max()), f"{index.path}:/groups/{beyond_G[0]:04d}/labels"
-    elif most < group_set.num_classes:
+    if index.max_label < group_set.num_classes:
         return []
     expected = f"at most {group_set.num_classes - 1}: there are {group_set.num_classes} classes"
-    name = f"labels of {index.split}" + (f", {len(beyond_G)} groups" if len(beyond_G) else "")
-    return [Finding("classes", name, where, f"class {most}", expected, CONVERT)]
+    where = f"{index.where}/max_label"
+    return [Finding("classes", f"labels of {index.split}", where, f"class {index.max_label}", expected, CONVERT)]
 
 
 def _model_by_name(config: Config) -> list[Finding]:

@@ -123,7 +123,7 @@ def _shorter_than_patch(config: Config, model: nn.Module, index: SplitIndex) -> 
         Finding(
             "patch",
             f"{int(short_GB.sum())} trials of {index.split}",
-            index.path,
+            index.where,
             f"{index.input_bins_GB[group, trial]} bins in group {group} trial {trial}",
             f"at least the {patch_bins} of model.options.patch_bins",
             f"lower model.options.patch_bins, or pre-batch again with --patch-bins {patch_bins}: such trials are then "
@@ -148,7 +148,7 @@ def _enough_for_labels(steps_of: dict[int, int], group_set: GroupSet, index: Spl
         Finding(
             "labels",
             f"{len(places)} trials of {index.split}",
-            index.path,
+            index.where,
             examples + (" ..." if len(places) > _NAMED else ""),
             "at least as many output steps as labels and adjacent repeats",
             f"pre-batch again with --patch-bins and --patch-stride of the model (now {group_set.patch_bins} and "

@@ -117,7 +117,8 @@ def run(args: argparse.Namespace) -> int:
 def evaluate_rank(world: "World", job: EvaluationJob) -> None:
     """Decodes this rank's share and writes it to `rank-N.jsonl`."""
     from xla_b2t import config as configuration
-    from xla_b2t.data.groups import GroupReader, open_group_set
+    from xla_b2t.data.group_reader import GroupReader
+    from xla_b2t.data.groups import open_group_set
     from xla_b2t.data.phonemes import PHONEMES
     from xla_b2t.evaluation.decode import DecodingFallback, SplitDecoder
     from xla_b2t.models.build import build_model

@@ -8,8 +8,11 @@ EXAMPLE = "xla_b2t prebatch hdf5_data_final groups --buckets 8"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options; each default is the one of `PrebatchSettings`."""
-    parser.add_argument("source", help="folder of sessions, each with data_train.hdf5, data_val.hdf5, data_test.hdf5")
-    parser.add_argument("out", help="folder to write the groups to")
+    parser.add_argument(
+        "source", nargs="?", help="folder of sessions, each with data_train.hdf5, data_val.hdf5, data_test.hdf5"
+    )
+    parser.add_argument("out", nargs="?", help="folder to write the groups to")
+    parser.add_argument("--verify", metavar="DIR", help="convert nothing, but check every byte of a folder of groups")
     parser.add_argument("--group-size", type=int, default=8, metavar="N", help="trials a group (default 8)")
     parser.add_argument("--buckets", type=int, default=8, metavar="N", help="the most lengths to pad to (default 8)")
     parser.add_argument(
@@ -24,14 +27,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--features", type=int, default=0, metavar="N", help="features a trial must have (default: what most have)"
     )
     parser.add_argument(
+        "--passes", type=int, default=1, metavar="N",
+        help="group the training trials so many times, each time shuffled otherwise (default 1)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--file-mb", type=int, default=512, metavar="MB", help="the most megabytes of a file (default 512)"
+    )
+    parser.add_argument(
         "--seed", type=int, default=0, help="of the shuffle among groups of a day and bucket (default 0)"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=0, metavar="N", help="processes (default 0: one for each core it may use)"
     )
     parser.add_argument("--strict", action="store_true", help="a trial that cannot be used is an error")
     parser.add_argument("--overwrite", action="store_true", help="replace the groups that are there")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Converts, and prints the report."""
+    """Converts, and prints the report; or verifies, and prints what is wrong."""
+    import os
+
+    from xla_b2t.errors import UserError
+
+    if args.workers < 0:
+        raise UserError(f"--workers is {args.workers}, expected at least 0", "--workers", "give 0 or more")
+    workers = args.workers or len(os.sched_getaffinity(0))
+    if args.verify is not None:
+        if args.source is not None:
+            what = "a folder to verify and one to convert are both given"
+            raise UserError(what, f"--verify {args.verify}", "give one of them")
+        return _verify(args, workers)
+    if args.out is None:
+        raise UserError("there is no folder to write to", "prebatch", "give a folder of sessions and one to write to")
+    return _convert(args, workers)
+
+
+def _convert(args: argparse.Namespace, workers: int) -> int:
     import json
     import time
     from dataclasses import asdict
@@ -45,13 +76,15 @@ def run(args: argparse.Namespace) -> int:
         patch_bins=args.patch_bins,
         patch_stride=args.patch_stride,
         num_features=args.features,
+        num_passes=args.passes,
+        file_mb=args.file_mb,
         seed=args.seed,
         strict=args.strict,
         overwrite=args.overwrite,
     )
     started = time.monotonic()
     with shown_progress() as progress:
-        report = prebatch(args.source, args.out, settings, progress)
+        report = prebatch(args.source, args.out, settings, progress, workers)
     seconds = time.monotonic() - started
     if args.json:
         content = {**asdict(report), "refused_by_reason": report.refused_by_reason, "seconds": round(seconds, 2)}
@@ -61,11 +94,30 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _verify(args: argparse.Namespace, workers: int) -> int:
+    import json
+    from dataclasses import asdict
+
+    from xla_b2t.commands.progress import shown_progress
+    from xla_b2t.data.verification import verify
+
+    with shown_progress() as progress:
+        found = verify(args.verify, workers, progress)
+    if args.json:
+        print(json.dumps(asdict(found)))
+    else:
+        for number, fault in enumerate(found.faults, 1):
+            print(f"({number}) {fault.what}\n    where: {fault.where}\n    fix:   {fault.fix}")
+        looked = f"{found.groups:,} groups in {found.files} files, {found.bytes / 1e6:,.1f} MB"
+        print(f"{found.folder}: {f'{len(found.faults)} faults' if found.faults else 'all is well'}; {looked}")
+    return 2 if found.faults else 0
+
+
 def _print(report, seconds: float) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)  # names are the source's
     splits = Table(title=f"{report.folder}: {report.num_features} features, {seconds:.1f} s", title_justify="left")
     for heading in ("split", "trials in", "kept", "refused", "groups", "real bins", "MB"):
         splits.add_column(heading, justify="left" if heading == "split" else "right")
@@ -94,6 +146,8 @@ def _print(report, seconds: float) -> None:
         console.print(f"every refused trial is listed in {report.folder}/report.json")
     else:
         console.print("refused: none")
+    for note in report.notes:
+        console.print(note)
     for name, split in report.splits.items():
         if split.labels_ignored:
             console.print(f"{name}: {split.labels_ignored} trials have labels, but not all; they are left out")

@@ -6,22 +6,26 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def shown_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Gives a function to call with what is being done, how many of them are done, and how many there are."""
+def shown_progress() -> Iterator[Callable[..., None]]:
+    """Gives a function to call with what is being done, how many are done, how many there are, and bytes done."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     if not sys.stderr.isatty():
         yield _say_when_done
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[done_mb]}"),
+        TimeRemainingColumn(),
+    )  # fmt: skip
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         tasks = {}
 
-        def update(stage: str, done: int, total: int) -> None:
+        def update(stage: str, done: int, total: int, done_bytes: int = 0) -> None:
+            done_mb = f"{done_bytes / 1e6:,.0f} MB" if done_bytes else ""
             if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done)
+                tasks[stage] = bars.add_task(stage, total=total, done_mb=done_mb)
+            bars.update(tasks[stage], completed=done, done_mb=done_mb)
 
         yield update
 
@@ -38,6 +42,7 @@ def waiting(what: str) -> Iterator[None]:
         yield
 
 
-def _say_when_done(stage: str, done: int, total: int) -> None:
+def _say_when_done(stage: str, done: int, total: int, done_bytes: int = 0) -> None:
     if done == total:
-        print(f"{stage}: {total} of {total}", file=sys.stderr, flush=True)
+        read = f", {done_bytes / 1e6:,.1f} MB" if done_bytes else ""
+        print(f"{stage}: {total} of {total}{read}", file=sys.stderr, flush=True)

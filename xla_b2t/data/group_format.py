@@ -8,22 +8,54 @@ import zlib
 import numpy as np
 
 FORMAT = "xla_b2t groups"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "report.json"
 """Written last; a folder without it is no group set."""
+
+INDEX = "index.h5"
+"""What can be known about all groups without reading them."""
+
+SOURCE = "source.json"
+"""What the groups are made from; written first."""
 
 SMALL_DATASETS = ("input_bins", "labels", "label_lengths", "required_steps", "days", "valid", "trial_ids")
 """Everything of a group but its features, in the order in which the checksum takes them."""
 
+TABLES_G = {"pass": np.int32, "bucket": np.int32, "checksum": np.uint32, "max_label": np.int32}
+"""Tables of an index with a number a group."""
 
-def group_name(group: int) -> str:
+TABLES_GB = {
+    "valid": np.uint8,
+    "days": np.int32,
+    "blocks": np.int32,
+    "input_bins": np.int32,
+    "label_lengths": np.int32,
+    "required_steps": np.int32,
+}
+"""Tables of an index with a number a trial."""
+
+UNKNOWN_BLOCK = -1
+"""Block of a trial that does not say its own, and of an empty slot."""
+
+
+def part_name(split: str, part: int) -> str:
+    """Name of a file of groups in its folder."""
+    return f"{split}-{part:04d}.h5"
+
+
+def group_name(place: int) -> str:
     """Name of a group in its file."""
-    return f"{group:04d}"
+    return f"{place:04d}"
 
 
 def group_checksum(features_BTC: np.ndarray, small: dict[str, np.ndarray]) -> int:
     """CRC-32 over the features' bits and then the other datasets, as they are stored."""
-    checksum = zlib.crc32(features_BTC)
+    return small_checksum(zlib.crc32(features_BTC), small)
+
+
+def small_checksum(features_checksum: int, small: dict[str, np.ndarray]) -> int:
+    """The same, where the CRC-32 of the features is known already."""
+    checksum = features_checksum
     for name in SMALL_DATASETS:
         checksum = zlib.crc32(np.ascontiguousarray(small[name]).tobytes(), checksum)
     return checksum

@@ -28,7 +28,7 @@ class Mismatch:
     Attributes:
         split: `train`, `val` or `test`.
         dataset: its name in the group, "" for the group itself.
-        where: the first of them, `train.h5:/groups/0017/features`.
+        where: the first of them, `train-0000.h5:/groups/0017/features`.
         found: what is stored there.
         expected: what must be.
         groups: how many groups have it.
@@ -44,34 +44,45 @@ class Mismatch:
     of: int
 
 
-def mismatches(group_set: GroupSet) -> list[Mismatch]:
+def mismatches(group_set: GroupSet, split: str = "", file: int = -1) -> list[Mismatch]:
     """Everything that is stored otherwise than docs/FORMAT.md says, by split, group and dataset.
+
+    Args:
+        group_set: as opened.
+        split: the only one to look at; "" for all.
+        file: place of the only file of the split to look at; -1 for all.
 
     Raises:
         UserError: a file that cannot be read.
     """
-    return [mismatch for index in group_set.splits.values() for mismatch in _of_split(group_set, index)]
+    indices = [index for name, index in group_set.splits.items() if split in ("", name)]
+    return [mismatch for index in indices for mismatch in _of_split(group_set, index, file)]
 
 
-def _of_split(group_set: GroupSet, index: SplitIndex) -> list[Mismatch]:
+def _of_split(group_set: GroupSet, index: SplitIndex, only: int) -> list[Mismatch]:
     first: dict[tuple[str, str, str], tuple[int, str, str]] = {}
     counts: dict[tuple[str, str, str], int] = {}
-    try:
-        with h5py.File(index.path, "r") as file:
-            groups, types = h5g.open(file.id, b"groups"), _types()
-            for group in range(len(index.bucket_G)):
-                for dataset, aspect, found, expected in _of_group(group_set, index, groups, group, types):
-                    # Shapes differ from bucket to bucket, types do not: a type more is a mismatch more.
-                    key = (dataset, aspect, found if aspect == "type" else "")
-                    first.setdefault(key, (group, found, expected))
-                    counts[key] = counts.get(key, 0) + 1
-    except (OSError, KeyError, ValueError, RuntimeError) as error:
-        raise UserError(f"the groups cannot be read: {error}", f"{index.path}:/groups", CONVERT) from error
+    types = _types()
+    for number, path in enumerate(index.files):
+        if only not in (-1, number):
+            continue
+        try:
+            with h5py.File(path, "r") as file:
+                of_file = np.flatnonzero(index.file_G == number)
+                groups = h5g.open(file.id, b"groups") if len(of_file) else None
+                for group in of_file:
+                    for dataset, aspect, found, expected in _of_group(group_set, index, groups, group, types):
+                        # Shapes differ from bucket to bucket, types do not: a type more is a mismatch more.
+                        key = (dataset, aspect, found if aspect == "type" else "")
+                        first.setdefault(key, (group, found, expected))
+                        counts[key] = counts.get(key, 0) + 1
+        except (OSError, KeyError, ValueError, RuntimeError) as error:
+            raise UserError(f"the groups cannot be read: {error}", f"{path}:/groups", CONVERT) from error
     return [
         Mismatch(
             split=index.split,
             dataset=key[0],
-            where="/".join(filter(None, (f"{index.path}:/groups", group_name(group), key[0]))),
+            where="/".join(filter(None, (index.place(group), key[0]))),
             found=found,
             expected=expected,
             groups=counts[key],
@@ -86,13 +97,13 @@ def _of_group(
 ) -> Iterator[tuple[str, str, str, str]]:
     """(dataset, aspect, found, expected) of everything that is wrong with one group."""
     try:
-        node = h5g.open(groups, group_name(group).encode())
+        node = h5g.open(groups, group_name(index.place_G[group]).encode())
     except (KeyError, ValueError):
-        yield "", "missing", "no such group", f"{len(index.bucket_G)} groups, as many as the index has rows"
+        yield "", "missing", "no such group", "a group for each row of the index"
         return
     size, bucket = group_set.group_size, group_set.buckets[index.bucket_G[group]]
     shapes = {
-        "features": (size, bucket.input_bins, group_set.num_features),
+        "features": (size, bucket.input_bins, group_set.stored_features),
         "labels": (size, bucket.label_slots),
     }
     for dataset in ("features", *SMALL_DATASETS):

@@ -1,18 +1,20 @@
 """The first pass of a conversion: every trial of a source is either kept, as a record, or refused with a reason.
 
-In: the files of a source. Out: `Scan`. Features are read to be checked and let go: a trial is in memory at a time.
+In: the files of a source. Out: `Scan`. Features are not read: what is wrong with their values shows when they are
+written (`padding`).
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from xla_b2t.data.grouping import TrialRecord
 from xla_b2t.data.phonemes import required_steps
 from xla_b2t.data.trials import SPLITS, Refusal, SessionFile, Source, Trial, read_trials
+from xla_b2t.data.workers import At, Workers
 
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how many of them are done, and how many there are."""
+Progress = Callable[..., None]
+"""Called with what is being done, how many are done, how many there are, and where it is known, bytes done."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +46,30 @@ class Scan:
     labels_ignored: int
 
 
-def scan(source: Source, needs: Needs, progress: Progress) -> Scan:
-    """Reads and checks every trial of a source.
+@dataclass(frozen=True)
+class ScanTask:
+    """One file of a source: its place among them, its day, and what a decoder needs."""
+
+    file: SessionFile
+    number: int
+    day: int
+    needs: Needs
+
+
+def scan(source: Source, needs: Needs, workers: Workers, progress: Progress) -> Scan:
+    """Checks every trial of a source, but for its features.
 
     Raises:
         UserError: a file cannot be opened.
     """
-    found: list[TrialRecord | Refusal] = []
-    for number, file in enumerate(source.files):
-        progress("check", number, len(source.files))
-        found += scan_file(file, number, source.sessions.index(file.session), needs)
-    progress("check", len(source.files), len(source.files))
+    days = {session: day for day, session in enumerate(source.sessions)}
+    tasks = [ScanTask(file, number, days[file.session], needs) for number, file in enumerate(source.files)]
+    by_file: dict[int, list[TrialRecord | Refusal]] = {}
+    progress("check", 0, len(tasks))
+    for number, of_file in workers.run(scan_file, tasks, lambda *_: None):
+        by_file[number] = of_file
+        progress("check", len(by_file), len(tasks))
+    found = [trial for number in range(len(tasks)) for trial in by_file[number]]
     counts = Counter(trial.num_features for trial in found if isinstance(trial, TrialRecord))
     expected = needs.num_features or (counts.most_common(1)[0][0] if counts else 0)
     found = [_refuse_other_width(trial, expected) for trial in found]
@@ -74,14 +89,17 @@ def scan(source: Source, needs: Needs, progress: Progress) -> Scan:
     return Scan(expected if kept else 0, kept, refused, labels_ignored)
 
 
-def scan_file(file: SessionFile, number: int, day: int, needs: Needs) -> Iterator[TrialRecord | Refusal]:
+def scan_file(task: ScanTask, at: At) -> list[TrialRecord | Refusal]:
     """Checks the trials of one file, against the layout and against what the decoder needs."""
-    for trial in read_trials(file):
-        yield trial if isinstance(trial, Refusal) else _record(trial, number, day, needs)
+    at(task.file.path, 0)
+    return [
+        trial if isinstance(trial, Refusal) else _record(trial, task.number, task.day, task.needs)
+        for trial in read_trials(task.file)
+    ]
 
 
 def _record(trial: Trial, number: int, day: int, needs: Needs) -> TrialRecord | Refusal:
-    num_bins, num_features = trial.features_TC.shape
+    num_bins = trial.num_bins
     if num_bins < needs.patch_bins:
         return Refusal(trial.trial_id, "shorter_than_patch", f"{num_bins} bins, a patch needs {needs.patch_bins}")
     steps = (num_bins - needs.patch_bins) // needs.patch_stride + 1
@@ -93,7 +111,7 @@ def _record(trial: Trial, number: int, day: int, needs: Needs) -> TrialRecord | 
             f"{num_bins} bins give {steps}"
         )
         return Refusal(trial.trial_id, "label_longer_than_steps", detail)
-    return TrialRecord(trial.trial_id, number, day, num_bins, num_features, labels, needed)
+    return TrialRecord(trial.trial_id, number, day, trial.block, num_bins, trial.num_features, labels, needed)
 
 
 def _refuse_other_width(trial: TrialRecord | Refusal, expected: int) -> TrialRecord | Refusal:

@@ -1,6 +1,6 @@
 """Who trains on which groups, and when: a pure function of the index of a split, a seed and a step.
 
-In: a `SplitIndex` (which bucket and day each group has). Out: for any step, the groups of that update; and how an
+In: a `SplitIndex` (the bucket and the days of each group). Out: for any step, the groups of that update; and how an
 update is dealt over ranks and micro-steps. Nothing here remembers anything, so resuming is asking for a later step,
 and every rank works out the same answer alone. Reading the groups is left to `groups.GroupReader`.
 """
@@ -47,7 +47,7 @@ class Schedule:
     `epochs`: every group exactly once an epoch, in updates of one bucket whose order is shuffled; the last update
     of a bucket may hold fewer groups. `days`: the published recipe in units of groups: a bucket with the probability
     with which a trial drawn by that recipe (a day evenly, then a trial of it evenly) falls into it, then distinct
-    days with theirs, then groups of those days evenly with replacement.
+    days with theirs, then of each day groups with replacement, a group as often as it has trials of the day.
 
     Args:
         recipe: `epochs` or `days`.
@@ -77,7 +77,7 @@ class Schedule:
             if value < least:
                 raise UserError(f"{name} is {value}, expected at least {least}", name, f"give {least} or more")
         if len(self.index.bucket_G) == 0:
-            raise UserError("there is no group to train on", self.index.path, "run xla_b2t prebatch on more trials")
+            raise UserError("there is no group to train on", self.index.where, "run xla_b2t prebatch on more trials")
 
     @property
     def updates_per_epoch(self) -> int:
@@ -115,19 +115,27 @@ class Schedule:
         groups: list[int] = []
         for position_of_day, day in enumerate(days):
             count = self.groups_per_update // num_days + (position_of_day < self.groups_per_update % num_days)
-            groups += [int(group) for group in generator.choice(groups_BD[bucket, day], size=count)]
+            of_day, weights = groups_BD[bucket, int(day)]
+            groups += [int(group) for group in generator.choice(of_day, size=count, p=weights)]
         return Update(step, epoch, bucket, tuple(groups))
 
     @cached_property
-    def _day_shares(self) -> tuple[np.ndarray, dict[tuple[int, int], np.ndarray]]:
-        """Share of each day's trials that lies in each bucket (float64), and the groups of each bucket and day."""
+    def _day_shares(self) -> tuple[np.ndarray, dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]]:
+        """Share of each day's trials that lies in each bucket (float64); of each bucket and day, its groups and theirs.
+
+        A group's weight is how many of its trials are of the day: so every trial of a day is as likely as another.
+        """
         index = self.index
-        trials_BD = np.zeros((int(index.bucket_G.max()) + 1, int(index.day_G.max()) + 1))
-        np.add.at(trials_BD, (index.bucket_G, index.day_G), index.num_valid_G)
-        groups_BD = {
-            (bucket, day): np.flatnonzero((index.bucket_G == bucket) & (index.day_G == day))
-            for bucket, day in zip(*np.nonzero(trials_BD), strict=True)
-        }
+        groups_V, slots_V = np.nonzero(index.valid_GB)
+        days_V = index.days_GB[groups_V, slots_V]
+        trials_GD = np.zeros((len(index.bucket_G), int(days_V.max()) + 1))
+        np.add.at(trials_GD, (groups_V, days_V), 1)
+        trials_BD = np.zeros((int(index.bucket_G.max()) + 1, trials_GD.shape[1]))
+        np.add.at(trials_BD, index.bucket_G, trials_GD)
+        groups_BD = {}
+        for bucket, day in zip(*np.nonzero(trials_BD), strict=True):
+            groups = np.flatnonzero((index.bucket_G == bucket) & (trials_GD[:, day] > 0))
+            groups_BD[int(bucket), int(day)] = groups, trials_GD[groups, day] / trials_GD[groups, day].sum()
         return trials_BD / np.maximum(trials_BD.sum(axis=0), 1), groups_BD
 
 

@@ -14,7 +14,8 @@ from torch import nn
 
 from xla_b2t.config import Config
 from xla_b2t.data.batch_plan import batch_at_most, cut_batch, smaller_batch
-from xla_b2t.data.groups import Batch, GroupReader
+from xla_b2t.data.group_reader import GroupReader
+from xla_b2t.data.groups import Batch
 from xla_b2t.data.schedule import EvaluationStep, plan_evaluation
 from xla_b2t.errors import UserError
 from xla_b2t.evaluation.greedy import collapse
@@ -185,7 +186,7 @@ class SplitDecoder:
             said = f": {refused.text}" if refused.text else ""
             raise UserError(
                 f"out of HBM when decoding a single trial of {bins} bins, on {who(refused.ranks)}{said}",
-                f"{reader.index.path}: bucket of {bins} bins",
+                f"{reader.index.where}: bucket of {bins} bins",
                 "see what takes the memory with xla_b2t plan-memory, and make the model smaller",
             )
         gc.collect()  # what a refused step left behind would be a part of the next graph

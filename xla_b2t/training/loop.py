@@ -15,7 +15,8 @@ from pathlib import Path
 from xla_b2t import config as configuration
 from xla_b2t.config import Config
 from xla_b2t.data.batch_plan import plan_batches
-from xla_b2t.data.groups import Batch, GroupReader, open_group_set
+from xla_b2t.data.group_reader import GroupReader
+from xla_b2t.data.groups import Batch, open_group_set
 from xla_b2t.data.schedule import Schedule, Update, deal
 from xla_b2t.evaluation.decode import DecodingFallback, SplitDecoder
 from xla_b2t.models.build import build_model

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from xla_b2t.data.groups import GroupReader
+from xla_b2t.data.group_reader import GroupReader
 from xla_b2t.errors import UserError
 from xla_b2t.evaluation.decode import SplitDecoder
 from xla_b2t.evaluation.per import DayScore, score
@@ -64,7 +64,7 @@ def validate(decoder: SplitDecoder, reader: GroupReader, world: World, may_end: 
     if not math.isfinite(mean_loss):
         raise UserError(
             f"the loss on the split {reader.index.split} is {mean_loss}",
-            reader.index.path,
+            reader.index.where,
             "go on from the last checkpoint with --resume, or begin anew with a lower optimizer.rate.peak",
         )
     days = {

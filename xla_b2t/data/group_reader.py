@@ -1,0 +1,190 @@
+"""Reading pre-batched groups.
+
+In: a `GroupSet`, perhaps seen through a selection, and group numbers. Out: `Batch`es of numpy arrays. Which groups to
+read is left to `schedule`, tensors to the feed.
+"""
+
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import h5py
+import numpy as np
+
+from xla_b2t.data.group_format import SMALL_DATASETS, group_checksum, group_name
+from xla_b2t.data.groups import CONVERT, Batch, GroupSet
+from xla_b2t.errors import UserError
+
+_MOST_OPEN = 16
+"""Files that a reader keeps open."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Stored:
+    """What must be read of a group once: where its features begin, and what the index does not hold."""
+
+    offset: int
+    labels_BL: np.ndarray
+    trial_ids: tuple[str, ...]
+
+
+class GroupReader:
+    """Reads groups of one split. It opens files on the first read, in the process that reads.
+
+    Features are mapped, not copied: what `read` gives for one group are the pages of the file (changes to it stay
+    private). The checksum of a group is verified the first time it is read; after that only its pages are looked at.
+
+    Args:
+        group_set: as opened.
+        split: one of its splits.
+        verify: False skips the checksums.
+    """
+
+    def __init__(self, group_set: GroupSet, split: str, verify: bool = True):
+        if split not in group_set.splits:
+            raise UserError(
+                f"there is no split {split!r}; there are {', '.join(group_set.splits)}",
+                group_set.folder,
+                f"add data_{split}.hdf5 to the sessions and {CONVERT}",
+            )
+        self.group_set = group_set
+        self.index = group_set.splits[split]
+        self.verify = verify
+        self._files: dict[int, h5py.File] = {}
+        self._known: dict[int, _Stored] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A handle must not cross a process boundary: the copy opens its own.
+        return {**self.__dict__, "_files": {}, "_known": {}}
+
+    def __enter__(self) -> "GroupReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the files; a later read opens them again."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def read(self, groups: Sequence[int], bucket: int) -> Batch:
+        """Groups of one bucket, one after the other on axis 0; -1 gives an empty one.
+
+        Args:
+            groups: at least one group number, or -1.
+            bucket: the bucket that all of them have; it fixes the shapes.
+
+        Raises:
+            UserError: a group that is missing, damaged or not as the index says, with its place in its file.
+        """
+        parts = [self._empty(bucket) if group < 0 else self._read(int(group), bucket) for group in groups]
+        if len(parts) == 1:
+            return parts[0]
+        joined = {
+            field.name: np.concatenate([getattr(part, field.name) for part in parts])
+            for field in fields(Batch)
+            if field.name != "trial_ids"
+        }
+        return Batch(**joined, trial_ids=tuple(name for part in parts for name in part.trial_ids))
+
+    def _empty(self, bucket: int) -> Batch:
+        size, shape = self.group_set.group_size, self.group_set.buckets[bucket]
+        zeros_B = np.zeros(size, np.int32)
+        return Batch(
+            features_BTC=np.zeros((size, shape.input_bins, self.group_set.num_features), np.uint16),
+            input_bins_B=zeros_B,
+            labels_BL=np.zeros((size, shape.label_slots), np.int32),
+            label_lengths_B=zeros_B,
+            required_steps_B=zeros_B,
+            days_B=zeros_B,
+            valid_B=np.zeros(size, bool),
+            trial_ids=("",) * size,
+        )
+
+    def _read(self, group: int, bucket: int) -> Batch:
+        index = self.index
+        assert index.bucket_G[group] == bucket, f"group {group} is of bucket {index.bucket_G[group]}, not {bucket}"
+        shape = (
+            self.group_set.group_size,
+            self.group_set.buckets[bucket].input_bins,
+            self.group_set.stored_features,
+        )
+        try:
+            stored = self._known.get(group)
+            if stored is None:
+                stored, features_BTC = self._read_first(group, shape)
+                self._known[group] = stored
+            else:
+                features_BTC = _map(index.files[index.file_G[group]], stored.offset, shape)
+        except (OSError, KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
+            raise UserError(f"the group cannot be read: {error}", f"{index.place(group)}/features", CONVERT) from error
+        valid_B = index.valid_GB[group]
+        labels_BL, trial_ids = stored.labels_BL, stored.trial_ids
+        if any(trial_ids[slot] for slot in np.flatnonzero(~valid_B)):
+            # A selection leaves trials out: what is stored of them must not reach a core.
+            labels_BL = np.where(valid_B[:, None], labels_BL, 0)
+            trial_ids = tuple(name if valid else "" for name, valid in zip(trial_ids, valid_B, strict=True))
+            features_BTC[~valid_B] = 0
+        columns = self.group_set.columns
+        if columns is not None:
+            features_BTC = np.concatenate([features_BTC[..., start:stop] for start, stop in columns], axis=2)
+        return Batch(
+            features_BTC=features_BTC,
+            input_bins_B=np.where(valid_B, index.input_bins_GB[group], 0),
+            labels_BL=labels_BL,
+            label_lengths_B=np.where(valid_B, index.label_lengths_GB[group], 0),
+            required_steps_B=np.where(valid_B, index.required_steps_GB[group], 0),
+            days_B=np.where(valid_B, index.days_GB[group], 0),
+            valid_B=valid_B,
+            trial_ids=trial_ids,
+        )
+
+    def _read_first(self, group: int, shape: tuple[int, int, int]) -> tuple[_Stored, np.ndarray]:
+        index = self.index
+        node = self._node(group)
+        small = {name: node[name][()] for name in SMALL_DATASETS}
+        offset = node["features"].id.get_offset()
+        if node["features"].shape != shape or offset is None:
+            raise ValueError(f"features are {node['features'].shape}, expected contiguous {shape}")
+        features_BTC = _map(index.files[index.file_G[group]], offset, shape)
+        if self.verify:
+            found, expected = group_checksum(features_BTC, small), int(index.checksum_G[group])
+            if found != expected:
+                what = f"the group is damaged: checksum {found:08x}, expected {expected:08x}"
+                raise UserError(what, f"{index.place(group)}/features", CONVERT)
+        return _Stored(offset, small["labels"], tuple(name.decode() for name in small["trial_ids"])), features_BTC
+
+    def read_small(self, group: int) -> dict[str, np.ndarray]:
+        """What a group stores beside its features, as it is stored; `read` has found it readable."""
+        node = self._node(group)
+        return {name: node[name][()] for name in SMALL_DATASETS}
+
+    def _node(self, group: int) -> h5py.Group:
+        return self._open(int(self.index.file_G[group]))[f"groups/{group_name(self.index.place_G[group])}"]
+
+    def _open(self, number: int) -> h5py.File:
+        if number not in self._files:
+            if len(self._files) == _MOST_OPEN:
+                self._files.pop(next(iter(self._files))).close()
+            path = self.index.files[number]
+            file = h5py.File(path, "r")
+            if file.attrs.get("conversion") != self.group_set.conversion or not file.attrs.get("complete", False):
+                file.close()
+                raise UserError("the file is not a finished one of the manifest's conversion", path, CONVERT)
+            self._files[number] = file
+        return self._files[number]
+
+
+def _map(path: str, offset: int, shape: tuple[int, int, int]) -> np.ndarray:
+    count = int(np.prod(shape))
+    # Touching a page beyond the end of a file kills the process (SIGBUS), so a file that shrank is found first.
+    if os.path.getsize(path) < offset + 2 * count:
+        raise ValueError(f"the file ends before byte {offset + 2 * count}")
+    aligned = offset - offset % mmap.ALLOCATIONGRANULARITY
+    with open(path, "rb") as file:
+        view = mmap.mmap(file.fileno(), offset + 2 * count - aligned, access=mmap.ACCESS_COPY, offset=aligned)
+    return np.frombuffer(view, np.uint16, count, offset - aligned).reshape(shape)
