@@ -2,6 +2,7 @@ import hashlib
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -59,8 +60,6 @@ def test_prebatch_every_trial_is_stored_once_as_it_was(simulation, conversion):
 
 
 def test_prebatch_same_source_gives_the_same_bytes(simulation, conversion, tmp_path):
-    from pathlib import Path
-
     settings = PrebatchSettings(group_size=4, num_buckets=3, patch_bins=4, patch_stride=2)
     prebatch(simulation, tmp_path / "again", settings)
     assert hashes(tmp_path / "again") == hashes(Path(conversion.folder))
@@ -211,7 +210,7 @@ def test_prebatch_interrupted_while_writing_leaves_no_group_set_and_goes_on(writ
         open_group_set(tmp_path / "out")
     first = (tmp_path / "out" / "train-0000.h5").stat()
     report = prebatch(folder, tmp_path / "out", settings)
-    assert report.notes == ("gone on with an interrupted run: 1 of 2 files were there",)
+    assert report.notes == ("gone on with what was there: 1 of 2 files",)
     assert (tmp_path / "out" / "train-0000.h5").stat().st_mtime_ns == first.st_mtime_ns
     assert hashes(tmp_path / "out") == hashes(tmp_path / "whole")
 
@@ -232,8 +231,23 @@ def test_prebatch_of_the_same_again_writes_nothing(write_trials, tmp_path):
     first = prebatch(folder, tmp_path / "out", SMALL)
     before = hashes(tmp_path / "out")
     again = prebatch(folder, tmp_path / "out", SMALL)
-    assert again.notes == ("up to date: nothing has changed, nothing was written",)
+    assert again.notes == (
+        "up to date: nothing has changed, nothing was written; --overwrite would write all of it again",
+    )
     assert replace(again, notes=()) == first
+    assert hashes(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("name", ["train-0001.h5", "index.h5", "report.json"])
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: os.truncate(path, 200)])
+def test_prebatch_of_the_same_again_mends_a_file_that_is_missing_or_cut_off(write_trials, tmp_path, name, damage):
+    folder = write_trials(*[{"features": np.full((400, 256), value, np.float32)} for value in range(1, 9)])
+    settings = replace(SMALL, file_mb=1)
+    prebatch(folder, tmp_path / "out", settings)
+    before = hashes(tmp_path / "out")
+    damage(tmp_path / "out" / name)
+    report = prebatch(folder, tmp_path / "out", settings)
+    assert report.notes == (f"gone on with what was there: {1 if name.startswith('train') else 2} of 2 files",)
     assert hashes(tmp_path / "out") == before
 
 

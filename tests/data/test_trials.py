@@ -219,9 +219,9 @@ def partly_written(file, node):
         (lambda f, n: n.attrs.__setitem__("n_time_steps", np.zeros(8000, "i8")), "wrong_type", "(8000,)"),
         (lambda f, n: n.attrs.__setitem__("block_num", 1 << 40), "wrong_type", "block_num is 1099511627776"),
         (lambda f, n: (n.pop("input_features"), n.__setitem__("input_features", h5py.SoftLink("/no"))),
-         "unreadable", "object"),
+         "missing_dataset", "input_features"),
         (lambda f, n: (n.pop("seq_class_ids"), n.__setitem__("seq_class_ids", h5py.ExternalLink("no.h5", "/x"))),
-         "unreadable", "object"),
+         "missing_dataset", "seq_class_ids"),
     ],
 )  # fmt: skip
 def test_read_trials_odd_trial_is_refused_and_the_others_are_kept(write_trials, change, reason, detail):

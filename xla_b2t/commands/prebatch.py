@@ -12,7 +12,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "source", nargs="?", help="folder of sessions, each with data_train.hdf5, data_val.hdf5, data_test.hdf5"
     )
     parser.add_argument("out", nargs="?", help="folder to write the groups to")
-    parser.add_argument("--verify", metavar="DIR", help="convert nothing, but check every byte of a folder of groups")
+    parser.add_argument(
+        "--verify", metavar="DIR", help="convert nothing, but check a folder of groups: every file, table and checksum"
+    )
     parser.add_argument("--group-size", type=int, default=8, metavar="N", help="trials a group (default 8)")
     parser.add_argument("--buckets", type=int, default=8, metavar="N", help="the most lengths to pad to (default 8)")
     parser.add_argument(

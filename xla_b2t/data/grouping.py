@@ -73,8 +73,8 @@ def plan_groups(
 
     The edges are the best for the trials of `train` (of the first split there is, without it) and serve every split;
     the last holds the longest trial of all. Within a day and bucket the trials are shuffled and fill groups. What is
-    left over of the days fills groups of neighbouring days: groups of one day alone would be shorter of trials, or
-    longer than their trials, than all other padding together (docs/decisions/0011-mixed-groups.md).
+    left over of the days fills groups of neighbouring days: groups of one day alone would waste more than all other
+    padding together (docs/decisions/0011-mixed-groups.md).
 
     Args:
         trials: kept trials of each split that has any; at least one split.

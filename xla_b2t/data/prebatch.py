@@ -23,7 +23,7 @@ from xla_b2t.data.conversion import (
 from xla_b2t.data.group_format import FORMAT, FORMAT_VERSION, INDEX, MANIFEST, SOURCE, part_name
 from xla_b2t.data.group_writer import Part, write_index, write_json, write_part
 from xla_b2t.data.grouping import Plan, PlannedGroup, cut_into_parts, plan_groups
-from xla_b2t.data.groups import Bucket, read_manifest
+from xla_b2t.data.groups import Bucket, find_files, read_manifest
 from xla_b2t.data.padding import padded_groups
 from xla_b2t.data.phonemes import NUM_CLASSES
 from xla_b2t.data.prebatch_report import PrebatchReport, as_manifest, of_manifest, report_split
@@ -116,7 +116,7 @@ def prebatch(
     refuse_foreign(out)
     made_from = describe_source(source, settings.lasting())
     changes = differences(read_description(out), made_from)
-    if (out / MANIFEST).exists() and not settings.overwrite:
+    if (out / MANIFEST).exists() and not settings.overwrite and (changes or _is_whole(out)):
         return _up_to_date(source, out, changes, settings.strict)
     with Workers(num_workers) as workers:
         needs = Needs(settings.patch_bins, settings.patch_stride, settings.num_features)
@@ -147,11 +147,20 @@ def prebatch(
     return report
 
 
+def _is_whole(out: Path) -> bool:
+    """Whether a finished conversion still has all its files; if not, it is gone on with like an interrupted one."""
+    try:
+        return not any(find_files(out, read_manifest(out)))
+    except (UserError, KeyError, TypeError, AttributeError):
+        return False
+
+
 def _up_to_date(source: Source, out: Path, changes: list[str], strict: bool) -> PrebatchReport:
     if changes:
         what = f"there are groups here already, and they are of something else: {in_words(changes)}"
         raise UserError(what, str(out), "add --overwrite, or give another folder")
-    report = of_manifest(str(out), read_manifest(out), ("up to date: nothing has changed, nothing was written",))
+    note = "up to date: nothing has changed, nothing was written; --overwrite would write all of it again"
+    report = of_manifest(str(out), read_manifest(out), (note,))
     _refuse_unusable(source, dict.fromkeys(report.splits, True), report.refused, strict)
     return report
 
@@ -192,7 +201,7 @@ def _take_over(
     done, notes = {}, ()
     if was_begun and not changes and not settings.overwrite:
         done = finished_parts(out, files, tasks[next(iter(tasks))][0].conversion)
-        notes = (f"gone on with an interrupted run: {len(done)} of {len(files)} files were there",)
+        notes = (f"gone on with what was there: {len(done)} of {len(files)} files",)
     elif was_begun and not settings.overwrite:
         notes = (f"begun anew: {in_words(changes)}",)
     needed = sum(task.bytes for of_split in tasks.values() for task in of_split if Path(task.path).name not in done)

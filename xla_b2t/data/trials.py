@@ -268,9 +268,10 @@ def _read_labels(node: h5g.GroupID) -> np.ndarray:
 
 
 def _dataset(node: h5g.GroupID, name: str) -> h5d.DatasetID:
-    if name.encode() not in node:
-        raise _Fault("missing_dataset", name)
-    found = h5o.open(node, name.encode())
+    try:
+        found = h5o.open(node, name.encode())
+    except KeyError as error:
+        raise _Fault("missing_dataset", f"{name}: {_in_words(error)}") from None
     if not isinstance(found, h5d.DatasetID):
         raise _Fault("missing_dataset", f"{name} is not a dataset")
     return found
