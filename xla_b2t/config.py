@@ -57,8 +57,8 @@ class DataConfig(Record):
     """`epochs`: each group once an epoch. `days`: the published recipe, distinct days drawn with replacement."""
     days_per_batch: AtLeastOne = 4
     """Distinct days in one update under the recipe `days`."""
-    prefetch_batches: AtLeastOne = 2
-    """Batches kept ready on the host and, as many again, on the core."""
+    prefetch_mb: AtLeastOne = 400
+    """MB of batches kept ready on the host and, as many again, on the core: of the longest batch 1 to 8."""
 
 
 class ModelConfig(Record):

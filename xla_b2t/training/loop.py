@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 
 from xla_b2t import config as configuration
 from xla_b2t.config import Config
-from xla_b2t.data.batch_plan import plan_batches
+from xla_b2t.data.batch_plan import batches_ahead, longest_batch_bytes, plan_batches
 from xla_b2t.data.group_reader import GroupReader
 from xla_b2t.data.groups import Batch, open_group_set
 from xla_b2t.data.schedule import Schedule, Update, deal
@@ -163,7 +163,10 @@ class _Run:
         train, validation = self.config.train, self.config.validation
         steps = range(self.step_number, train.steps)
         num_batches = len(steps) * self.plan.accumulation
-        with Feed(self._read(steps), num_batches, device(), self.config.data.prefetch_batches) as feed:
+        data = self.group_set
+        longest_bytes = longest_batch_bytes(self.plan.batch_size, data.buckets, data.num_features)
+        ahead = batches_ahead(self.config.data.prefetch_mb, longest_bytes)
+        with Feed(self._read(steps), num_batches, device(), ahead) as feed:
             batches = iter(feed)
             for step in steps:
                 try:
