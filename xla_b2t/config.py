@@ -52,9 +52,19 @@ class DataConfig(Record):
 
     dir: str = "groups"
     num_features: ZeroOrMore = 0
-    """Features that a bin of the groups must have; 0 takes what they have."""
+    """Features that a bin must have as it is read; 0 takes what there are."""
+    sessions: tuple[str, ...] = ()
+    """Sessions to read, in names or globs such as "t15.2023.08.*"; empty for all. Days keep their numbers."""
+    blocks: tuple[ZeroOrMore, ...] = ()
+    """Blocks to read, of every session and split; empty for all."""
+    features: tuple[str, ...] = ()
+    """Features to read, by array ("ventral_6v", "area_4", "55b", "dorsal_6v") or columns ("0-63"); empty for all."""
+    folds: ZeroOrMore = 0
+    """Parts that the groups of `train` fall into, one of which takes the place of the split `val`; 0 for none."""
+    fold: ZeroOrMore = 0
+    """Which of them, from 0."""
     recipe: Literal["epochs", "days"] = "epochs"
-    """`epochs`: each group once an epoch. `days`: the published recipe, distinct days drawn with replacement."""
+    """`epochs`: each trial once an epoch. `days`: the published recipe, distinct days drawn with replacement."""
     days_per_batch: AtLeastOne = 4
     """Distinct days in one update under the recipe `days`."""
     prefetch_mb: AtLeastOne = 400
@@ -335,4 +345,5 @@ def _in_words(kind: inspect.Type, found: Any) -> str:
         return f"{'an integer' if isinstance(kind, inspect.IntType) else 'a number'} {stated}".strip()
     if isinstance(kind, inspect.StructType | inspect.DictType):
         return "" if isinstance(found, dict) else "a table of keys"
-    return {inspect.StrType: "a string", inspect.BoolType: "true or false"}.get(type(kind), "")
+    words = {inspect.StrType: "a string", inspect.BoolType: "true or false", inspect.VarTupleType: "a list, as [...]"}
+    return words.get(type(kind), "")

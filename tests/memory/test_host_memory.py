@@ -3,13 +3,17 @@
 import os
 
 import pytest
+import torch
+from torch import nn
 
 from xla_b2t import config as configuration
 from xla_b2t.data.batch_plan import batches_ahead, longest_batch_bytes
 from xla_b2t.data.group_reader import GroupReader
 from xla_b2t.data.groups import Bucket, open_group_set
 from xla_b2t.errors import UserError
-from xla_b2t.memory.host_memory import PROCESS_BYTES, Available, check_host, find_available, plan_host
+from xla_b2t.memory.host_memory import PROCESS_BYTES, Available, HostPlan, check_host, find_available, plan_host
+from xla_b2t.models.protocol import Sizes
+from xla_b2t.training.shapes import Shapes
 from xla_b2t.training.traced import blank_batch
 
 GB = 10**9
@@ -26,31 +30,40 @@ def meminfo(root, available_kb):
     put(root, proc__meminfo=f"MemTotal: 99999999 kB\nMemFree: 1 kB\nMemAvailable: {available_kb} kB\n")
 
 
-def test_plan_host_adds_up_what_a_rank_needs():
-    plan = plan_host(8, 100 * 10**6, 90 * 10**6, is_narrow=True, ahead=2, batch_bytes=10**8, core_bytes=0)
-    assert plan.weights_bytes == 100 * 10**6 * 10 + 90 * 10**6 * 4
-    assert plan.prefetch_bytes == 5 * 10**8
-    assert plan.rank_bytes == PROCESS_BYTES + 1_360_000_000 + 500_000_000
+TWO = HostPlan(2, PROCESS_BYTES, 14 * 10**8, 3 * 10**8, 0)
+
+
+class Model(nn.Module):
+    """1000 trained elements, 200 frozen ones, and a buffer of 30."""
+
+    def __init__(self):
+        super().__init__()
+        self.trained, self.frozen = nn.Parameter(torch.zeros(1000)), nn.Parameter(torch.zeros(200), False)
+        self.register_buffer("buffer", torch.zeros(30))
+
+
+@pytest.mark.parametrize(("dtype", "weights_bytes"), [("bfloat16", 1230 * 10 + 4000), ("float32", 1230 * 8 + 4000)])
+def test_plan_host_adds_up_what_a_rank_needs(dtype, weights_bytes):
+    buckets = (Bucket(400, 40), Bucket(2475, 128))
+    shapes = Shapes(Sizes(512, 45, 41), buckets, num_ranks=8, trials=32, validation_trials=64)
+    plan = plan_host(configuration.load(None, [f"model.dtype={dtype}"]), shapes, Model(), core_bytes=7)
+    assert plan.weights_bytes == weights_bytes
+    assert plan.prefetch_bytes == 5 * longest_batch_bytes(64, buckets, 512)
+    assert (plan.num_ranks, plan.core_bytes) == (8, 7)
+    assert plan.rank_bytes == PROCESS_BYTES + weights_bytes + plan.prefetch_bytes + 7
     assert plan.num_bytes == 8 * plan.rank_bytes + PROCESS_BYTES
-    wide = plan_host(1, 100, 100, is_narrow=False, ahead=1, batch_bytes=0, core_bytes=7)
-    assert (wide.weights_bytes, wide.core_bytes, wide.rank_bytes) == (1200, 7, PROCESS_BYTES + 1207)
 
 
-def test_plan_host_in_words_names_each_part_and_the_core_only_where_it_is_the_cpu():
-    plan = plan_host(2, 10**8, 10**8, True, 1, 10**8, 0)
+def test_host_plan_in_words_names_each_part_and_the_core_only_where_it_is_the_cpu():
     words = "2 ranks x (process 0.70 + model 1.40 + prefetch 0.30) and their parent"
-    assert plan.in_words() == f"5.5 GB of host memory: {words}"
-    assert "1 rank x (process 0.70 + model 0.00 + prefetch 0.00 + core 1.00)" in (
-        plan_host(1, 1, 1, True, 1, 1, GB).in_words()
-    )
+    assert TWO.in_words() == f"5.5 GB of host memory: {words}"
+    one = HostPlan(1, PROCESS_BYTES, 0, 0, GB)
+    assert "1 rank x (process 0.70 + model 0.00 + prefetch 0.00 + core 1.00)" in one.in_words()
 
 
 def test_check_host_says_what_is_planned_and_available():
-    plan = plan_host(2, 10**8, 10**8, True, 1, 10**8, 0)
-    assert check_host(plan, Available(6 * GB, "MemAvailable")) == (
-        f"{plan.in_words()}; 6.0 GB available (MemAvailable)"
-    )
-    assert check_host(plan, None).endswith("not checked: neither /proc/meminfo nor a cgroup says what is available")
+    assert check_host(TWO, Available(6 * GB, "MemAvailable")) == (f"{TWO.in_words()}; 6.0 GB available (MemAvailable)")
+    assert check_host(TWO, None).endswith("not checked: neither /proc/meminfo nor a cgroup says what is available")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +71,7 @@ def test_check_host_says_what_is_planned_and_available():
 )
 def test_check_host_of_too_little_gives_both_figures_and_what_to_change(available, way_out):
     with pytest.raises(UserError) as caught:
-        check_host(plan_host(2, 10**8, 10**8, True, 1, 10**8, 0), Available(available, "/sys/fs/cgroup/memory.max"))
+        check_host(TWO, Available(available, "/sys/fs/cgroup/memory.max"))
     assert caught.value.what.startswith("this run needs 5.5 GB of host memory: 2 ranks x (process 0.70")
     assert f"there are {available / GB:.1f} GB available" in caught.value.what
     assert caught.value.where == "/sys/fs/cgroup/memory.max"

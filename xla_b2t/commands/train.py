@@ -125,23 +125,14 @@ def _prove(named: NamedRun, num_ranks: int, resumed: "Resumed | None", numbers_o
 
 def _host_memory(config: "Config", num_ranks: int, core_bytes: int) -> str:
     """Plans the host memory of the ranks; errors as of `check_host`."""
-    from xla_b2t.data.batch_plan import batches_ahead, longest_batch_bytes
-    from xla_b2t.data.groups import open_group_set
+    from xla_b2t.data.selection import open_selected
     from xla_b2t.memory.host_memory import check_host, find_available, plan_host
     from xla_b2t.models.build import build_without_weights
     from xla_b2t.training.shapes import run_shapes
 
-    shapes = run_shapes(config, open_group_set(config.data.dir), num_ranks)
+    shapes = run_shapes(config, open_selected(config.data), num_ranks)
     model = build_without_weights(config.model, shapes.sizes)
-    parameters = list(model.parameters())
-    num_weights = sum(tensor.numel() for tensor in (*parameters, *model.buffers()))
-    num_trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    trials = max(shapes.trials, shapes.validation_trials)
-    batch_bytes = longest_batch_bytes(trials, shapes.buckets, shapes.sizes.num_features)
-    ahead = batches_ahead(config.data.prefetch_mb, batch_bytes)
-    is_narrow = config.model.dtype == "bfloat16"
-    plan = plan_host(num_ranks, num_weights, num_trained, is_narrow, ahead, batch_bytes, core_bytes)
-    return check_host(plan, find_available())
+    return check_host(plan_host(config, shapes, model, core_bytes), find_available())
 
 
 def _to_resume(run_dir: Path, steps: int, resume: str | None, overwrite: bool, may_clear: bool) -> str:

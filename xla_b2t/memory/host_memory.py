@@ -1,14 +1,22 @@
 """Host memory that the ranks of a run need, and whether this machine has it.
 
 In: sizes of the run, and what Linux says of this machine. Out: a `HostPlan`, or an error with both figures. It is
-arithmetic; nothing here knows torch. Groups are mapped files, whose pages the system may drop: they are not counted.
+arithmetic, and torch is not imported for it. Groups are mapped files: their pages may be dropped and are not counted.
 """
 
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
+from xla_b2t.config import Config
+from xla_b2t.data.batch_plan import batches_ahead, longest_batch_bytes
 from xla_b2t.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from xla_b2t.training.shapes import Shapes
 
 PROCESS_BYTES = 700 * 10**6
 """Of a rank with torch, torch_xla, its compiled graphs and the index of the groups, as proportional set size (PSS):
@@ -45,13 +53,16 @@ class HostPlan:
         """Of all ranks, and of the process that starts them."""
         return self.num_ranks * self.rank_bytes + self.process_bytes
 
-    def in_words(self) -> str:
-        """A line for the user."""
+    def rank_in_words(self) -> str:
+        """What a rank needs, in GB, by what it is for."""
         parts = [("process", self.process_bytes), ("model", self.weights_bytes), ("prefetch", self.prefetch_bytes)]
         parts += [("core", self.core_bytes)] if self.core_bytes else []
-        each = " + ".join(f"{name} {part / _GB:.2f}" for name, part in parts)
+        return " + ".join(f"{name} {part / _GB:.2f}" for name, part in parts)
+
+    def in_words(self) -> str:
+        """A line for the user."""
         ranks = "1 rank" if self.num_ranks == 1 else f"{self.num_ranks} ranks"
-        return f"{self.num_bytes / _GB:.1f} GB of host memory: {ranks} x ({each}) and their parent"
+        return f"{self.num_bytes / _GB:.1f} GB of host memory: {ranks} x ({self.rank_in_words()}) and their parent"
 
 
 @dataclass(frozen=True)
@@ -62,24 +73,25 @@ class Available:
     said_by: str
 
 
-def plan_host(
-    num_ranks: int, num_weights: int, num_trained: int, is_narrow: bool, ahead: int, batch_bytes: int, core_bytes: int
-) -> HostPlan:
+def plan_host(config: Config, shapes: "Shapes", model: "nn.Module", core_bytes: int = 0) -> HostPlan:
     """Adds up.
 
     Args:
-        num_ranks: ranks on this machine.
-        num_weights: elements of all parameters and buffers.
-        num_trained: elements of those that are trained.
-        is_narrow: the model computes in bfloat16.
-        ahead: batches kept ready on the host (`data.batch_plan.batches_ahead`).
-        batch_bytes: of a batch of the longest bucket.
+        config: of the run.
+        shapes: of the run, on this one machine.
+        model: of the run, with or without values.
         core_bytes: that training needs of a core, where that is this machine's CPU; else 0.
     """
+    parameters = list(model.parameters())
+    num_weights = sum(tensor.numel() for tensor in (*parameters, *model.buffers()))
+    num_trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     # As built, as the state begins, and as it goes to the core; one array of zeros begins both moments.
-    weights_bytes = num_weights * (4 + 4 + 2 * is_narrow) + num_trained * 4
+    weights_bytes = num_weights * (4 + 4 + 2 * (config.model.dtype == "bfloat16")) + num_trained * 4
     # The queue is full, as many are on their way to the core, and one is being read.
-    return HostPlan(num_ranks, PROCESS_BYTES, weights_bytes, (2 * ahead + 1) * batch_bytes, core_bytes)
+    trials = max(shapes.trials, shapes.validation_trials)
+    batch_bytes = longest_batch_bytes(trials, shapes.buckets, shapes.sizes.num_features)
+    prefetch_bytes = (2 * batches_ahead(config.data.prefetch_mb, batch_bytes) + 1) * batch_bytes
+    return HostPlan(shapes.num_ranks, PROCESS_BYTES, weights_bytes, prefetch_bytes, core_bytes)
 
 
 def check_host(plan: HostPlan, available: Available | None) -> str:

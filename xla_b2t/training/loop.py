@@ -15,8 +15,9 @@ from xla_b2t import config as configuration
 from xla_b2t.config import Config
 from xla_b2t.data.batch_plan import batches_ahead, longest_batch_bytes, plan_batches
 from xla_b2t.data.group_reader import GroupReader
-from xla_b2t.data.groups import Batch, open_group_set
+from xla_b2t.data.groups import Batch
 from xla_b2t.data.schedule import Schedule, Update, deal
+from xla_b2t.data.selection import open_selected
 from xla_b2t.errors import UserError
 from xla_b2t.evaluation.decode import DecodingFallback, SplitDecoder
 from xla_b2t.models.build import build_model
@@ -89,7 +90,7 @@ class _Run:
     def __init__(self, world: World, job: Job, stack: ExitStack):
         config = job.config
         self.world, self.config, self.planned_bytes = world, config, job.planned_bytes
-        self.group_set = open_group_set(config.data.dir)
+        self.group_set = open_selected(config.data)
         self.configured = self.plan = plan_batches(config, self.group_set.group_size, world.size)
         self.schedule = Schedule(
             config.data.recipe,
@@ -240,7 +241,7 @@ class _Run:
                 gradient_norm=totals.mean_norm,
                 trials_per_second=self.clock.trials_per_second,
                 step_ms=self.clock.step_ms_median,
-                epoch=self.step_number / self.schedule.updates_per_epoch,
+                epoch=self.schedule.epochs(self.step_number),
             )
             # It was planned for the configured batch.
             is_planned = self.plan == self.configured and not self.course.largest_validation_batch
