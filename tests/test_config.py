@@ -219,3 +219,17 @@ def test_config_is_frozen():
 
 def test_config_every_key_has_a_default():
     assert all(not field.required for field in msgspec.structs.fields(Config))
+
+
+def test_load_list_key_given_as_a_word_says_it_must_be_a_list():
+    with pytest.raises(UserError) as caught:
+        load(None, ["data.sessions=t15.2023.08.11"])
+    assert caught.value.what == "data.sessions is 't15.2023.08.11', expected a list, as [...]"
+    assert caught.value.where == "--set data.sessions=t15.2023.08.11: data.sessions"
+    assert caught.value.fix == "correct what is named"
+
+
+def test_load_selection_is_read_back_equal():
+    config = load(None, ['data.sessions=["t15.*"]', "data.blocks=[1, 2]", 'data.features=["55b"]', "data.folds=5"])
+    assert (config.data.sessions, config.data.blocks, config.data.features) == (("t15.*",), (1, 2), ("55b",))
+    assert loads(dumps(config), "run") == config

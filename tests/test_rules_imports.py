@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "xla_b2t"
 
 LAYERS = (
-    ("errors", "files"),
+    ("errors", "files", "config_words"),
     ("config",),
     ("data",),
     ("xla",),

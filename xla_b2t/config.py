@@ -14,12 +14,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 import tomli
 import tomli_w
-from msgspec import Meta, inspect
+from msgspec import Meta
 
+from xla_b2t.config_words import LARGEST, expectation, find_value
 from xla_b2t.errors import UserError
 
-LARGEST = 1e30
-"""Above every number that could be meant; TOML can say inf."""
 AtLeastOne = Annotated[int, Meta(ge=1)]
 ZeroOrMore = Annotated[int, Meta(ge=0)]
 NotNegative = Annotated[float, Meta(ge=0, lt=LARGEST)]
@@ -54,13 +53,23 @@ class DataConfig(Record):
 
     dir: str = "groups"
     num_features: ZeroOrMore = 0
-    """Features that a bin of the groups must have; 0 takes what they have."""
+    """Features that a bin must have as it is read; 0 takes what there are."""
+    sessions: tuple[str, ...] = ()
+    """Sessions to read, in names or globs such as "t15.2023.08.*"; empty for all. Days keep their numbers."""
+    blocks: tuple[ZeroOrMore, ...] = ()
+    """Blocks to read, of every session and split; empty for all."""
+    features: tuple[str, ...] = ()
+    """Features to read, by array ("ventral_6v", "area_4", "55b", "dorsal_6v") or columns ("0-63"); empty for all."""
+    folds: ZeroOrMore = 0
+    """Parts that the groups of `train` fall into, one of which takes the place of the split `val`; 0 for none."""
+    fold: ZeroOrMore = 0
+    """Which of them, from 0."""
     recipe: Literal["epochs", "days"] = "epochs"
-    """`epochs`: each group once an epoch. `days`: the published recipe, distinct days drawn with replacement."""
+    """`epochs`: each trial once an epoch. `days`: the published recipe, distinct days drawn with replacement."""
     days_per_batch: AtLeastOne = 4
     """Distinct days in one update under the recipe `days`."""
-    prefetch_batches: AtLeastOne = 2
-    """Batches kept ready on the host and, as many again, on the core."""
+    prefetch_mb: AtLeastOne = 400
+    """MB of batches kept ready on the host and, as many again, on the core: of the longest batch 1 to 8."""
 
 
 class ModelConfig(Record):
@@ -237,8 +246,8 @@ def decode(record: type, tree: dict[str, Any], where: str, prefix: str = "") -> 
         message, _, path = str(error).partition(" - at `$")
         parts = re.findall(r"[^.\[\]`]+", path)
         key = ".".join(part for part in (prefix, *parts) if part)
-        found = _find(tree, parts)
-        expected, example, near = _expectation(record, parts, found)
+        found = find_value(tree, parts)
+        expected, example, near = expectation(record, parts, found)
         raise UserError(
             f"{key} is {found!r}, expected {expected}" if expected else message,
             f"{where}: {key}",
@@ -306,39 +315,3 @@ def _refuse_unknown(record: type, tree: Any, where: str, prefix: str) -> None:
         nearest = f"{prefix}.{near[0]}" if prefix and near else near[0] if near else ""
         fix = f"did you mean {nearest}?" if nearest else "the keys here are " + ", ".join(sorted(fields))
         raise UserError(f"unknown key {name}", f"{where}: {name}", fix)
-
-
-def _find(tree: Any, parts: Sequence[str]) -> Any:
-    for part in parts:
-        tree = tree[part] if isinstance(tree, dict) and part in tree else tree
-    return tree
-
-
-def _expectation(record: type, parts: Sequence[str], found: Any) -> tuple[str, str, str]:
-    """What the key may hold in words, its default as TOML, and a nearby right value; each "" when there is none."""
-    kind, default = inspect.type_info(record), None
-    for part in parts:
-        fields = {field.name: field for field in getattr(kind, "fields", ())}
-        if part not in fields:
-            return "", "", ""
-        kind, default = fields[part].type, fields[part].default
-    example = ""
-    if isinstance(default, str | int | float):
-        example = tomli_w.dumps({"value": default}).removeprefix("value = ").strip()
-    near = ""
-    if isinstance(kind, inspect.LiteralType):
-        matches = difflib.get_close_matches(str(found), kind.values, n=1, cutoff=0.4)
-        near = f'did you mean "{matches[0]}"?' if matches else ""
-    return _in_words(kind, found), example, near
-
-
-def _in_words(kind: inspect.Type, found: Any) -> str:
-    if isinstance(kind, inspect.LiteralType):
-        return "one of " + ", ".join(f'"{value}"' for value in kind.values)
-    if isinstance(kind, inspect.IntType | inspect.FloatType):
-        bounds = [(">=", kind.ge), (">", kind.gt), ("<=", kind.le), ("<", kind.lt)]
-        stated = " and ".join(f"{sign} {bound}" for sign, bound in bounds if bound not in (None, LARGEST))
-        return f"{'an integer' if isinstance(kind, inspect.IntType) else 'a number'} {stated}".strip()
-    if isinstance(kind, inspect.StructType | inspect.DictType):
-        return "" if isinstance(found, dict) else "a table of keys"
-    return {inspect.StrType: "a string", inspect.BoolType: "true or false"}.get(type(kind), "")

@@ -73,6 +73,36 @@ def test_check_of_unlabelled_validation_split_names_it(groups):
     assert error.where.endswith("index.h5:/test") and "validation.every=0" in error.fix
 
 
+def test_check_of_a_selection_is_of_what_is_selected(groups):
+    sessions = open_group_set(groups).sessions
+    keys = ["data.num_features=8", 'data.features=["0-7"]', f'data.sessions=["{sessions[1]}"]', "data.folds=2"]
+    check(load(groups, *keys), 1)
+    error = refusal(load(groups, "data.num_features=16", *keys[1:]))
+    assert "data.num_features: found 16, expected 8" in error.what
+
+
+def test_check_of_an_unknown_session_blames_the_override_that_named_it(groups):
+    override = 'data.sessions=["t15.2023.08.1"]'
+    (finding,) = numbers(load(groups, override), 1, given=given_in("run.toml", [override]))
+    assert "there is no session 't15.2023.08.1'" in finding.found
+    assert finding.where == f"--set {override}" and finding.fix == "did you mean t15.2023.08.11?"
+
+
+def test_check_of_a_validation_split_of_which_nothing_is_selected_says_so(groups, tmp_path):
+    folder = tmp_path / "trials"
+    shutil.copytree(groups.parent / "trials", folder)
+    for path in folder.glob("*/data_*.hdf5"):
+        with h5py.File(path, "a") as file:
+            for trial in file.values():
+                trial.attrs["block_num"] = 1 if "train" in path.name else 2
+    prebatch(folder, tmp_path / "groups", PrebatchSettings(num_buckets=2, patch_bins=4, patch_stride=2))
+    check(load(tmp_path / "groups", "data.blocks=[1]", "validation.every=0"), 1)
+    error = refusal(load(tmp_path / "groups", "data.blocks=[1]"))
+    assert "val: found no trial, expected at least one that is asked for" in error.what
+    assert error.where == "configuration: data.blocks"
+    assert error.fix == "give more data.sessions or data.blocks, or set validation.every=0"
+
+
 def test_check_of_missing_split_lists_those_that_are_there(groups):
     error = refusal(load(groups, "validation.split=dev"))
     assert "dev: found no such split in " in error.what and "expected one of train, val, test" in error.what

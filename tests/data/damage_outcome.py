@@ -13,7 +13,8 @@ import numpy as np
 from damage import damage_groups, damage_source
 
 from xla_b2t.data import bfloat16
-from xla_b2t.data.groups import GroupReader, open_group_set
+from xla_b2t.data.group_reader import GroupReader
+from xla_b2t.data.groups import open_group_set
 from xla_b2t.data.prebatch import PrebatchSettings, prebatch
 from xla_b2t.errors import UserError
 

@@ -1,4 +1,6 @@
+import itertools
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -60,6 +62,100 @@ def test_epochs_differ_in_order_and_in_who_is_together():
     ]
     assert [update.bucket for update in epochs[0]] != [update.bucket for update in epochs[1]]
     assert {frozenset(update.groups) for update in epochs[0]} != {frozenset(update.groups) for update in epochs[1]}
+
+
+def in_passes(passes, trials=61, size=8, seed=0):
+    """An index whose trials are grouped anew in each pass, some groups of several days and some not full.
+
+    Returns:
+        The index, and trial_GB: the number of the trial in each slot, -1 in an empty one.
+    """
+    generator = np.random.default_rng(seed)
+    bucket_T, day_T = generator.integers(0, 3, trials), generator.integers(0, 4, trials)
+    groups, buckets, numbers = [], [], []
+    for number in range(passes):
+        for bucket in range(3):
+            of_bucket = generator.permutation(np.flatnonzero(bucket_T == bucket)).tolist()
+            while of_bucket:
+                taken = [of_bucket.pop() for _ in range(min(len(of_bucket), int(generator.integers(1, size + 1))))]
+                groups.append(taken + [-1] * (size - len(taken)))
+                buckets.append(bucket)
+                numbers.append(number)
+    trial_GB = np.array(groups)
+    valid_GB = trial_GB >= 0
+    days_GB = np.where(valid_GB, day_T[trial_GB], 0)
+    tables = {"days_GB": days_GB, "valid_GB": valid_GB, "pass_G": np.array(numbers, np.int32)}
+    return replace(index_of(buckets), **tables), trial_GB
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 8])
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("passes", [1, 3])
+def test_epochs_take_every_trial_exactly_once_over_ranks_mixed_groups_and_passes(num_ranks, accumulation, passes):
+    index, trial_GB = in_passes(passes)
+    assert any(len(set(index.days_GB[group][index.valid_GB[group]])) > 1 for group in range(len(trial_GB)))
+    schedule = Schedule("epochs", index, 3, 8)
+    step = 0
+    for epoch in range(2 * passes + 1):
+        taken = []
+        while (update := schedule.update(step)).epoch == epoch:
+            assert {int(index.pass_G[group]) for group in update.groups} == {epoch % passes}
+            for rank in deal(update.groups, 8, num_ranks, accumulation):
+                assert len(rank) == accumulation
+                for group in (group for micro in rank for group in micro if group != EMPTY):
+                    taken += [trial for trial in trial_GB[group] if trial >= 0]
+            step += 1
+        assert update.epoch == epoch + 1 and schedule.epochs(step) == epoch + 1
+        assert sorted(taken) == list(range(61))
+
+
+def test_epochs_put_groups_of_a_bucket_together_anew_each_epoch():
+    index, _ = in_passes(1, trials=200)
+    schedule = Schedule("epochs", index, 0, 4)
+    together = []
+    for epoch in range(4):
+        steps = range(epoch * schedule.updates_per_epoch, (epoch + 1) * schedule.updates_per_epoch)
+        together.append({frozenset(schedule.update(step).groups) for step in steps})
+    full = [{groups for groups in epoch if len(groups) == 4} for epoch in together]
+    for epoch in range(3):
+        assert len(full[epoch] & full[epoch + 1]) < 0.1 * len(full[epoch])
+
+
+@pytest.mark.parametrize("recipe", ["epochs", "days"])
+@pytest.mark.parametrize("passes", [1, 3])
+def test_schedule_resumed_at_any_step_is_the_uninterrupted_one(recipe, passes):
+    index, _ = in_passes(passes)
+    uninterrupted = Schedule(recipe, index, 5, 8)
+    updates = [uninterrupted.update(step) for step in range(40)]
+    for begin in range(40):
+        resumed = Schedule(recipe, in_passes(passes)[0], 5, 8)
+        assert [resumed.update(step) for step in range(begin, 40)] == updates[begin:]
+
+
+def test_epochs_done_grow_by_the_share_of_an_epoch():
+    index, _ = in_passes(2)
+    schedule = Schedule("epochs", index, 0, 8)
+    first = schedule.updates_per_epoch
+    assert schedule.epochs(0) == 0 and schedule.epochs(1) == pytest.approx(1 / first)
+    done = [schedule.epochs(step) for step in range(5 * first)]
+    assert all(before < after for before, after in itertools.pairwise(done))
+
+
+def test_days_draw_from_all_passes_as_many_groups_an_epoch_as_one_has():
+    index, _ = in_passes(2, trials=200)
+    schedule = Schedule("days", index, 0, 8)
+    assert schedule.updates_per_epoch == -(-len(index.bucket_G) // 16)
+    drawn = {int(index.pass_G[group]) for step in range(40) for group in schedule.update(step).groups}
+    assert drawn == {0, 1}
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 8])
+def test_plan_evaluation_of_several_passes_takes_every_trial_once(num_ranks):
+    index, trial_GB = in_passes(3)
+    steps = plan_evaluation(index, num_ranks, 2)
+    groups = [group for step in steps for rank in step.groups_by_rank for group in rank if group != EMPTY]
+    taken = [trial for group in groups for trial in trial_GB[group] if trial >= 0]
+    assert sorted(taken) == list(range(61))
 
 
 @pytest.mark.parametrize("recipe", ["epochs", "days"])

@@ -295,7 +295,7 @@ def test_memory_in_use_is_told_once_and_beside_the_plan_of_its_batch_alone(
         ("train.accumulation=2", False),
         ("validation.batch_size=8", False),
         ("optimizer.sharded=true", False),
-        ("data.prefetch_batches=7", False),
+        ("data.prefetch_mb=7", False),
         ("model.options.kernel=false", False),
     ],
 )

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from xla_b2t.data.groups import open_group_set
+from xla_b2t.memory import host_memory
 
 sys.path.insert(0, str(Path(__file__).parent))
 from whole_runs import arguments, call, call_apart, events, losses, make_groups, train, weights
@@ -324,3 +325,38 @@ def _ancestors(pid):
             break
         found.append(str(pid))
     return found
+
+
+def test_run_on_a_selection_trains_and_validates_on_it_alone_and_is_evaluated_so(groups, tmp_path):
+    session = open_group_set(groups).sessions[1]
+    keys = [
+        f'data.sessions=["{session}"]',
+        'data.features=["0-7"]',
+        "data.folds=3",
+        "data.fold=1",
+        "validation.every=2",
+    ]
+    run_dir = tmp_path / "run"
+    summary = train(groups, run_dir, cores=2, keys=[*keys, "train.global_batch=16", "train.steps=2"])
+    assert list(summary["val_per_by_day"]) == [session]
+    evaluated = json.loads(call("evaluate", run_dir, "--json").stdout)
+    assert evaluated["per"] == pytest.approx(summary["val_per"])
+    out = tmp_path / "all.jsonl"
+    everything = json.loads(call("evaluate", run_dir, "--data", groups, "--output", out, "--json").stdout)
+    assert set(everything["per_by_day"]) == set(open_group_set(groups).sessions)
+    assert all("/val/" in json.loads(line)["trial"] for line in out.read_text().splitlines())
+    resumed = call("train", *arguments(groups, run_dir, "--resume", keys=[*keys[:3], "data.fold=2", "train.steps=4"]))
+    assert resumed.returncode == 2 and "data.fold: found 2, expected 1" in resumed.stderr
+
+
+def test_run_says_what_host_memory_it_needs_and_does_not_start_where_there_is_less(groups, tmp_path, monkeypatch):
+    monkeypatch.setattr(host_memory, "find_available", lambda: host_memory.Available(10**9, "MemAvailable"))
+    done = call("train", *arguments(groups, tmp_path / "run"))
+    assert done.returncode == 2
+    assert "this run needs 1.4 GB of host memory: 1 rank x (process 0.70" in done.stderr
+    assert "there are 1.0 GB available (MemAvailable)" in done.stderr and "data.prefetch_mb" in done.stderr
+    assert not (tmp_path / "run" / "config.toml").exists()
+    monkeypatch.setattr(host_memory, "find_available", lambda: None)
+    done = call("train", *arguments(groups, tmp_path / "run", keys=["train.steps=1"]))
+    assert done.returncode == 0 and "preflight: 1.4 GB of host memory" in done.stderr
+    assert "not checked: neither /proc/meminfo nor a cgroup" in done.stderr

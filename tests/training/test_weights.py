@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from xla_b2t import config as configuration
-from xla_b2t.config import ModelConfig
+from xla_b2t.config import DataConfig, ModelConfig
 from xla_b2t.data.groups import open_group_set
+from xla_b2t.data.selection import open_selected
 from xla_b2t.errors import UserError
 from xla_b2t.models.build import build_model
 from xla_b2t.models.protocol import Sizes
@@ -151,6 +152,16 @@ def test_check_use_of_data_with_other_features_is_refused(small_groups):
     assert (caught.value.where, caught.value.fix) == (
         str(small_groups), "give groups with the features that it was trained on"
     )  # fmt: skip
+
+
+def test_check_use_of_weights_of_other_columns_is_refused_though_there_are_as_many(small_groups):
+    checkpoint = make(small(num_days=2), open_group_set(small_groups).sessions, keys=['data.features=["0-3"]'])
+    config = ModelConfig(options=OPTIONS)
+    check_use(checkpoint, "a.pt", config, open_selected(DataConfig(dir=str(small_groups), features=("0-1", "2-3"))))
+    with pytest.raises(UserError) as caught:
+        check_use(checkpoint, "a.pt", config, open_selected(DataConfig(dir=str(small_groups), features=("4-7",))))
+    assert caught.value.what.startswith("the checkpoint was trained on 0-3 features, and other columns are read")
+    assert (caught.value.where, caught.value.fix) == ("a.pt: data.features", 'set data.features=["0-3"]')
 
 
 def test_check_use_of_a_checkpoint_of_another_model_says_which_it_is_of(small_groups):

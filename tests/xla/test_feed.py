@@ -67,7 +67,7 @@ def test_feed_left_early_ends_its_threads(xla_device, taken):
         for number in range(10_000):
             yield make_batch(number)
 
-    with Feed(read(), 10_000, xla_device, prefetch=2) as feed:
+    with Feed(read(), 10_000, xla_device, ahead=2) as feed:
         batches = iter(feed)
         for _ in range(taken):
             next(batches)

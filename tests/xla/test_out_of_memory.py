@@ -134,4 +134,4 @@ def test_host_error_names_what_takes_host_memory():
     error = not_cured(MemoryError(), Memory.HOST, "step 3")
     assert "host memory, which a smaller batch on the core does not cure: MemoryError" in error.what
     assert error.where == "step 3"
-    assert "fewer --cores" in error.fix and "data.prefetch_batches" in error.fix
+    assert "fewer --cores" in error.fix and "data.prefetch_mb" in error.fix

@@ -19,7 +19,7 @@ from xla_b2t.audit.construction import construct
 from xla_b2t.audit.findings import Finding, Report, finding_of
 from xla_b2t.audit.rehearsal import rehearse
 from xla_b2t.config import Config
-from xla_b2t.data.groups import open_group_set
+from xla_b2t.data.selection import open_selected
 from xla_b2t.errors import UserError
 from xla_b2t.models.protocol import sizes_of
 from xla_b2t.training.shapes import Shapes, run_shapes
@@ -68,9 +68,9 @@ def _shapes(config: Config, num_ranks: int) -> Shapes:
     """The shapes of a run from its groups' metadata; a group for a batch, where the configuration's cannot be had.
 
     Raises:
-        UserError: as of `open_group_set`.
+        UserError: as of `open_selected`.
     """
-    group_set = open_group_set(config.data.dir)
+    group_set = open_selected(config.data)
     try:
         return run_shapes(config, group_set, num_ranks)
     except UserError:  # a finding of the look at the numbers; the model can be looked at all the same

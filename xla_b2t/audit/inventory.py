@@ -20,8 +20,9 @@ from xla_b2t.audit.steps import enough_steps
 from xla_b2t.config import Config
 from xla_b2t.data.batch_plan import BatchPlan, plan_batches
 from xla_b2t.data.group_layout import mismatches
-from xla_b2t.data.groups import CONVERT, GroupSet, SplitIndex, open_group_set
+from xla_b2t.data.groups import CONVERT, GroupSet, SplitIndex
 from xla_b2t.data.phonemes import NUM_CLASSES
+from xla_b2t.data.selection import open_selected
 from xla_b2t.errors import UserError
 from xla_b2t.models.build import build_without_weights, with_all_options
 from xla_b2t.models.protocol import sizes_of
@@ -61,7 +62,7 @@ def numbers(
     """
     found = environment(num_ranks)
     try:
-        group_set = open_group_set(config.data.dir)
+        group_set = open_selected(config.data)
     except UserError as error:
         wrong = _model_by_name(config)
         found += [finding_of(error, "groups"), *wrong]
@@ -115,6 +116,11 @@ def splits(config: Config, group_set: GroupSet) -> list[Finding]:
             where = f"{_CONFIGURATION}validation.split" if name != "train" else group_set.folder
             said = f"did you mean {near[0]}?" if near and name != "train" else fix + or_none
             found.append(Finding("split", name, where, f"no such split in {group_set.folder}", f"one of {here}", said))
+        elif not len(group_set.splits[name].bucket_G):
+            asked = [key for key in ("sessions", "blocks") if getattr(config.data, key)]
+            where = f"{_CONFIGURATION}data.{asked[-1]}" if asked else group_set.folder
+            more = f"give more data.sessions or data.blocks{or_none}"
+            found.append(Finding("split", name, where, "no trial", "at least one that is asked for", more))
         elif not group_set.splits[name].labelled:
             found.append(Finding("split", name, group_set.splits[name].where, "no labels", "labels", fix + or_none))
     return found
@@ -176,7 +182,7 @@ def enough_groups(group_set: GroupSet, slots: int) -> list[Finding]:
     """Every rank gets a group in some update; with fewer groups than ranks some would train on nothing for ever."""
     if "train" not in group_set.splits:
         return []
-    num_groups = len(group_set.splits["train"].bucket_G)
+    num_groups = min(np.bincount(group_set.splits["train"].pass_G), default=0)  # an epoch takes those of one pass
     if num_groups >= slots:
         return []
     return [

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from xla_b2t.errors import UserError
 
 if TYPE_CHECKING:
+    from xla_b2t.config import DataConfig
     from xla_b2t.training.checkpoint import Checkpoint
     from xla_b2t.xla.world import World
 
@@ -28,7 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--split", default="val", help="train, val (default) or test")
     parser.add_argument("--head", default="", metavar="NAME", help="decode with this auxiliary head of the model")
-    parser.add_argument("--data", metavar="DIR", help="groups to decode; default: those the run trained on")
+    parser.add_argument(
+        "--data",
+        metavar="DIR",
+        help="groups to decode; default: what the run was given",
+    )
     parser.add_argument("--cores", type=int, default=1, metavar="N", help="ranks (default 1); they change no number")
     parser.add_argument(
         "--batch-size", type=int, default=64, metavar="N", help="trials a core and step (default 64), whole groups"
@@ -43,7 +48,7 @@ class EvaluationJob:
     """What a rank is to decode, how, and the folder for its predictions."""
 
     checkpoint: str
-    data_dir: str
+    data: "DataConfig"
     split: str
     output_dir: str
     batch_size: int
@@ -71,13 +76,15 @@ def run(args: argparse.Namespace) -> int:
     if not args.data and not checkpoint.conversion:
         fix = "give the folder that prebatch wrote with --data"
         raise UserError("a checkpoint of the published baseline does not name any groups", str(path), fix)
-    data_dir = args.data or configuration.loads(checkpoint.config, str(path)).data.dir
-    _check_data(data_dir, args.split, checkpoint, path)
+    data = configuration.loads(checkpoint.config, str(path)).data
+    if args.data:
+        data = configuration.DataConfig(dir=args.data, features=data.features)
+    _check_data(data, args.split, checkpoint, path)
 
     with tempfile.TemporaryDirectory(prefix="xla_b2t-") as output_dir:
         job = EvaluationJob(
             checkpoint=str(path),
-            data_dir=data_dir,
+            data=data,
             split=args.split,
             output_dir=output_dir,
             batch_size=args.batch_size,
@@ -118,8 +125,8 @@ def evaluate_rank(world: "World", job: EvaluationJob) -> None:
     """Decodes this rank's share and writes it to `rank-N.jsonl`."""
     from xla_b2t import config as configuration
     from xla_b2t.data.group_reader import GroupReader
-    from xla_b2t.data.groups import open_group_set
     from xla_b2t.data.phonemes import PHONEMES
+    from xla_b2t.data.selection import open_selected
     from xla_b2t.evaluation.decode import DecodingFallback, SplitDecoder
     from xla_b2t.models.build import build_model
     from xla_b2t.models.policy import DTYPES
@@ -130,8 +137,8 @@ def evaluate_rank(world: "World", job: EvaluationJob) -> None:
     from xla_b2t.training.weights import for_sessions, read_checkpoint
     from xla_b2t.xla.compile_guard import CompileGuard
 
-    group_set = open_group_set(job.data_dir)
-    checkpoint = for_sessions(read_checkpoint(job.checkpoint), job.checkpoint, group_set.sessions, job.data_dir)
+    group_set = open_selected(job.data)
+    checkpoint = for_sessions(read_checkpoint(job.checkpoint), job.checkpoint, group_set.sessions, job.data.dir)
     config = configuration.loads(checkpoint.config, job.checkpoint)
     model = build_model(config.model, Sizes(checkpoint.num_features, len(checkpoint.sessions), checkpoint.num_classes))
     groups_per_core = max(1, job.batch_size // group_set.group_size)
@@ -172,16 +179,19 @@ def evaluate_rank(world: "World", job: EvaluationJob) -> None:
             file.write(json.dumps(values) + "\n")
 
 
-def _check_data(data_dir: str, split: str, checkpoint: "Checkpoint", path: Path) -> None:
+def _check_data(data: "DataConfig", split: str, checkpoint: "Checkpoint", path: Path) -> None:
     """The groups are of the participant, and of the split, that the checkpoint can decode."""
     from xla_b2t import config as configuration
-    from xla_b2t.data.groups import open_group_set
+    from xla_b2t.data.selection import open_selected
     from xla_b2t.training.weights import check_use
 
-    group_set = open_group_set(data_dir)
+    group_set = open_selected(data)
     if split not in group_set.splits:
         here = ", ".join(group_set.splits)
-        raise UserError(f"there is no split {split!r}; it has {here}", data_dir, f"use --split with one of {here}")
+        raise UserError(f"there is no split {split!r}; it has {here}", data.dir, f"use --split with one of {here}")
+    if not len(group_set.splits[split].bucket_G) and (data.sessions or data.blocks):
+        what = f"no trial of {split} is of the sessions and blocks that the run was given"
+        raise UserError(what, data.dir, f"use another --split, or decode all of it with --data {data.dir}")
     check_use(checkpoint, str(path), configuration.loads(checkpoint.config, str(path)).model, group_set)
 
 

@@ -136,6 +136,9 @@ def _advice(plan: Plan) -> list[str]:
             f"{plan.trials_per_second:,.0f} trials/s as predicted; start, compiling, validation and waiting for "
             "the host come on top."
         )
+    if plan.host:
+        gb = plan.host.rank_bytes / 1e9
+        lines.append(f"Host memory of each rank: {gb:.1f} GB ({plan.host.rank_in_words()}).")
     return lines
 
 

@@ -72,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
     preflight_began = time.time()
     resumed = _resumed(run_dir, checkpoint) if checkpoint else None
     planned_bytes = _prove(named, num_ranks, resumed, args.no_preflight)
+    core_bytes = planned_bytes or 0 if machine.kind == "cpu" else 0
+    print(f"preflight: {_host_memory(config, num_ranks, core_bytes)}", file=sys.stderr)
     init_from = _to_begin_with(config, run_dir) if config.train.init_from and not checkpoint else ""
     seconds = {"start": preflight_began - started, "preflight": time.time() - preflight_began}
     from xla_b2t.models.build import with_all_options
@@ -131,6 +133,18 @@ def _prove(named: NamedRun, num_ranks: int, resumed: "Resumed | None", numbers_o
     for line in (*report.exceptions, summary_of(report)):
         print(f"preflight: {line}", file=sys.stderr)
     return report.planned_bytes or None
+
+
+def _host_memory(config: "Config", num_ranks: int, core_bytes: int) -> str:
+    """Plans the host memory of the ranks; errors as of `check_host`."""
+    from xla_b2t.data.selection import open_selected
+    from xla_b2t.memory.host_memory import check_host, find_available, plan_host
+    from xla_b2t.models.build import build_without_weights
+    from xla_b2t.training.shapes import run_shapes
+
+    shapes = run_shapes(config, open_selected(config.data), num_ranks)
+    model = build_without_weights(config.model, shapes.sizes)
+    return check_host(plan_host(config, shapes, model, core_bytes), find_available())
 
 
 def _to_resume(run_dir: Path, steps: int, resume: str | None, overwrite: bool, may_clear: bool) -> str:

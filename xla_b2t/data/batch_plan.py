@@ -5,12 +5,15 @@ which numbers do not go together. A core's batch is whole groups, or, where that
 part of one: groups are dealt to slots, and a slot is one micro-step or is cut into several.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from xla_b2t.config import Config
-from xla_b2t.data.groups import Batch
+from xla_b2t.data.groups import Batch, Bucket
 from xla_b2t.errors import UserError
+
+_MOST_AHEAD = 8
+"""Batches: more would only put off the moment when a reader that is too slow shows."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,22 @@ def cut_batch(batch: Batch, trials: int) -> Iterator[Batch]:
         return
     for start in range(0, size, trials):
         yield Batch(**{name: column[start : start + trials] for name, column in vars(batch).items()})
+
+
+def longest_batch_bytes(trials: int, buckets: Sequence[Bucket], num_features: int) -> int:
+    """Bytes of a batch of the longest bucket, as the host holds it: bf16 features, int32 labels and four counts."""
+    longest = max(buckets, key=lambda bucket: bucket.input_bins)
+    return trials * (2 * longest.input_bins * num_features + 4 * longest.label_slots + 4 * 4 + 1)
+
+
+def batches_ahead(prefetch_mb: int, batch_bytes: int) -> int:
+    """Batches that are kept ready on the host, and as many again on the core.
+
+    Args:
+        prefetch_mb: `data.prefetch_mb`, of 10^6 bytes.
+        batch_bytes: of a batch of the longest bucket, since any may be next.
+    """
+    return min(max(prefetch_mb * 10**6 // batch_bytes, 1), _MOST_AHEAD)
 
 
 def plan_batches(config: Config, group_size: int, num_ranks: int) -> BatchPlan:

@@ -44,8 +44,11 @@ class EvaluationStep:
 class Schedule:
     """Which groups each update takes.
 
-    `epochs`: every group exactly once an epoch, in updates of one bucket whose order is shuffled; the last update
-    of a bucket may hold fewer groups. `days`: the published recipe in units of groups: a bucket with the probability
+    `epochs`: every trial exactly once an epoch, in updates of one bucket whose order is shuffled; which groups meet in
+    an update is drawn anew each epoch, and where the trials were grouped in several ways (passes), epochs take turns
+    with them. The last update of a bucket may hold fewer groups.
+
+    `days`, from all passes: the published recipe in units of groups: a bucket with the probability
     with which a trial drawn by that recipe (a day evenly, then a trial of it evenly) falls into it, then distinct
     days with theirs, then of each day groups with replacement, a group as often as it has trials of the day.
 
@@ -81,24 +84,47 @@ class Schedule:
 
     @property
     def updates_per_epoch(self) -> int:
-        """Updates in which every group is seen once; under `days`, in which as many groups are drawn as there are."""
-        if self.recipe == "days":
-            return -(-len(self.index.bucket_G) // self.groups_per_update)
-        groups_per_bucket = np.bincount(self.index.bucket_G)
-        return int(np.sum(-(-groups_per_bucket // self.groups_per_update)))
+        """Updates of the first epoch: each trial is seen once; under `days`, as many groups are drawn as that takes."""
+        return int(self._epoch_ends[0])
+
+    def epochs(self, step: int) -> float:
+        """Epochs that are done after so many updates; one that has begun counts in part."""
+        epoch, position, num_updates = self._place(step)
+        return epoch + position / num_updates
 
     def update(self, step: int) -> Update:
         """The update of a step (0 the first). The same for every rank, in any order of asking."""
-        epoch, position = divmod(step, self.updates_per_epoch)
+        epoch, position, _ = self._place(step)
         if self.recipe == "days":
             return self._draw_days(step, epoch, position)
         return self._take_from_epoch(step, epoch, position)
 
+    @cached_property
+    def _passes(self) -> list[np.ndarray]:
+        """Groups of each pass."""
+        return [np.flatnonzero(self.index.pass_G == number) for number in np.unique(self.index.pass_G)]
+
+    @cached_property
+    def _epoch_ends(self) -> np.ndarray:
+        """int64, update after the last of each epoch, until the epochs begin anew with the first pass."""
+        if self.recipe == "days":
+            return np.array([-(-len(self.index.bucket_G) // (len(self._passes) * self.groups_per_update))])
+        counts = [np.bincount(self.index.bucket_G[groups]) for groups in self._passes]
+        return np.cumsum([np.sum(-(-count // self.groups_per_update)) for count in counts])
+
+    def _place(self, step: int) -> tuple[int, int, int]:
+        """The epoch of a step, its place in it, and how many updates that epoch has: passes are of unequal length."""
+        ends = self._epoch_ends
+        turn, rest = divmod(step, int(ends[-1]))
+        number = int(np.searchsorted(ends, rest, side="right"))
+        begin = int(ends[number - 1]) if number else 0
+        return turn * len(ends) + number, rest - begin, int(ends[number]) - begin
+
     def _take_from_epoch(self, step: int, epoch: int, position: int) -> Update:
         generator = _generator(self.seed, _EPOCH_STREAM, epoch, 0)
-        order = generator.permutation(len(self.index.bucket_G))
+        order = generator.permutation(self._passes[epoch % len(self._passes)])
         chunks: list[tuple[int, np.ndarray]] = []
-        for bucket in np.unique(self.index.bucket_G):
+        for bucket in np.unique(self.index.bucket_G[order]):
             groups = order[self.index.bucket_G[order] == bucket]
             starts = range(0, len(groups), self.groups_per_update)
             chunks += [(int(bucket), groups[start : start + self.groups_per_update]) for start in starts]
@@ -167,17 +193,18 @@ def deal(
 
 
 def plan_evaluation(index: SplitIndex, num_ranks: int, groups_per_core: int) -> list[EvaluationStep]:
-    """Every group of a split exactly once, all ranks in the same bucket and for the same number of steps.
+    """Every trial of a split exactly once, all ranks in the same bucket and for the same number of steps.
 
     Args:
-        index: the split to evaluate; it may have no groups, then there are no steps.
+        index: the split to evaluate, of which the first pass is taken; it may have no groups, then there are no steps.
         num_ranks: at least 1.
         groups_per_core: slots a rank has in a step, at least 1.
     """
     steps = []
     capacity = num_ranks * groups_per_core
+    is_first_G = index.pass_G == index.pass_G.min(initial=np.iinfo(np.int32).max)
     for bucket in np.unique(index.bucket_G):
-        groups = [int(group) for group in np.flatnonzero(index.bucket_G == bucket)]
+        groups = [int(group) for group in np.flatnonzero(is_first_G & (index.bucket_G == bucket))]
         for start in range(0, len(groups), capacity):
             dealt = deal(groups[start : start + capacity], capacity, num_ranks, 1)
             steps.append(EvaluationStep(int(bucket), tuple(rank[0] for rank in dealt)))

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from xla_b2t.config import Config
-from xla_b2t.data.batch_plan import batch_at_most, cut_batch, smaller_batch
+from xla_b2t.data.batch_plan import batch_at_most, batches_ahead, cut_batch, longest_batch_bytes, smaller_batch
 from xla_b2t.data.group_reader import GroupReader
 from xla_b2t.data.groups import Batch
 from xla_b2t.data.schedule import EvaluationStep, plan_evaluation
@@ -146,9 +146,12 @@ class SplitDecoder:
                     hosts.append(piece)
                     yield hosts[-1]
 
+        group_set = reader.group_set
+        longest_bytes = longest_batch_bytes(self.batch_size, group_set.buckets, group_set.num_features)
+        ahead = batches_ahead(self._config.data.prefetch_mb, longest_bytes)
         done, refused = len(steps), OutOfHbm([], "")
         started: list[torch.Tensor] = []
-        with Feed(read(), len(mine) * pieces, device(), self._config.data.prefetch_batches) as feed, torch.no_grad():
+        with Feed(read(), len(mine) * pieces, device(), ahead) as feed, torch.no_grad():
             for number, batch in enumerate(feed):
                 before = started
                 try:

@@ -14,6 +14,7 @@ import torch
 from msgspec.structs import replace
 
 from xla_b2t.config import Config
+from xla_b2t.data.batch_plan import batches_ahead
 from xla_b2t.errors import UserError
 from xla_b2t.memory.allocations import Allocation
 from xla_b2t.memory.estimate import Estimate, estimate
@@ -172,7 +173,8 @@ def waiting_bytes(batch: DeviceBatch, config: Config) -> int:
 
     Source: torch_xla/distributed/parallel_loader.py, which sends as many at once as its queue holds.
     """
-    return (2 * config.data.prefetch_batches + 1) * _bytes(batch)
+    ahead = batches_ahead(config.data.prefetch_mb, sum(tensor.nbytes for tensor in batch))
+    return (2 * ahead + 1) * _bytes(batch)
 
 
 def _bytes(tensors: list[torch.Tensor] | DeviceBatch) -> int:

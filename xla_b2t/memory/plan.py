@@ -15,6 +15,7 @@ import msgspec
 
 from xla_b2t.errors import UserError
 from xla_b2t.memory.allocations import Allocation
+from xla_b2t.memory.host_memory import HostPlan
 from xla_b2t.xla.tracing_process import LOG, is_running, tracing_process
 
 PROGRESS = "progress.json"
@@ -155,6 +156,7 @@ class Plan:
         updates: of the configured run.
         hours: the trials of those take, by the compiler's estimates; None without them.
         trials_per_second: over all cores and buckets, likewise.
+        host: memory of the machine that the ranks need; None where nobody planned it.
         seconds: it took.
     """
 
@@ -175,6 +177,7 @@ class Plan:
     updates: int
     hours: float | None
     trials_per_second: float | None
+    host: HostPlan | None = None
     seconds: float = 0.0
 
 

@@ -19,9 +19,12 @@ from xla_b2t.memory.advice import CoreBatch, Found, largest_batch, same_update
 from xla_b2t.memory.chips import CHIPS
 from xla_b2t.memory.estimate import MARGIN
 from xla_b2t.memory.graphs import Graph, Graphs
+from xla_b2t.memory.host_memory import HostPlan, plan_host
 from xla_b2t.memory.judge import Judge
 from xla_b2t.memory.plan import BatchSize, BucketPlan, Plan, ProgramPlan, Task, Tell
 from xla_b2t.memory.subject import subject_by_hand, subject_of
+from xla_b2t.models.build import build_without_weights
+from xla_b2t.training.shapes import Shapes
 from xla_b2t.xla.slices import slice_named
 
 
@@ -86,7 +89,13 @@ class Planner:
             updates=self._config.train.steps,
             hours=speed and trials / speed / 3600,
             trials_per_second=speed,
+            host=self._host(planned),
         )
+
+    def _host(self, batch: CoreBatch) -> HostPlan:
+        subject, config = self._subject, self._config
+        shapes = Shapes(subject.sizes, subject.buckets, self._task.num_ranks, batch.trials, batch.validation_trials)
+        return plan_host(config, shapes, build_without_weights(config.model, subject.sizes))
 
     def _graphs_of(self, bucket: int, batch: CoreBatch) -> list[Graph]:
         """The programs of an update, and the one that decodes, where the run validates."""

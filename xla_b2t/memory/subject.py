@@ -9,10 +9,11 @@ import numpy as np
 
 from xla_b2t.config import Config
 from xla_b2t.data.batch_plan import BatchPlan
-from xla_b2t.data.groups import Bucket, GroupSet, open_group_set
+from xla_b2t.data.groups import Bucket, GroupSet
 from xla_b2t.data.phonemes import NUM_CLASSES
 from xla_b2t.data.prebatch import PrebatchSettings
 from xla_b2t.data.schedule import Schedule
+from xla_b2t.data.selection import open_selected
 from xla_b2t.models.protocol import Sizes, sizes_of
 
 _MOST_UPDATES = 2000
@@ -58,9 +59,9 @@ def subject_of(config: Config) -> Subject:
     """The data of a run.
 
     Raises:
-        UserError: as of `open_group_set`.
+        UserError: as of `open_selected`.
     """
-    groups = open_group_set(config.data.dir)
+    groups = open_selected(config.data)
     return Subject(sizes_of(groups), groups.buckets, groups.group_size, groups)
 
 

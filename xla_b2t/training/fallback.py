@@ -19,7 +19,7 @@ from xla_b2t.xla.out_of_memory import Memory, exhausted, in_short, not_cured
 _PLAN = "see what takes the memory with xla_b2t plan-memory"
 _LIFTING = (
     "train.batch_size, train.global_batch, train.accumulation, validation.batch_size, optimizer.sharded, "
-    "data.prefetch_batches, model.options.kernel"
+    "data.prefetch_mb, model.options.kernel"
 )
 
 
@@ -95,7 +95,7 @@ def memory_keys(config: Config) -> str:
     """What of a configuration decides how much fits a core, and may change in a run: a limit holds as long as this."""
     train = config.train
     values = (train.batch_size, train.global_batch, train.accumulation, config.validation.batch_size)
-    spread = (config.optimizer.sharded, config.data.prefetch_batches)
+    spread = (config.optimizer.sharded, config.data.prefetch_mb)
     return json.dumps([*values, *spread, config.model.options], sort_keys=True, default=str)
 
 

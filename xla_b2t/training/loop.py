@@ -14,10 +14,11 @@ from pathlib import Path
 
 from xla_b2t import config as configuration
 from xla_b2t.config import Config
-from xla_b2t.data.batch_plan import plan_batches
+from xla_b2t.data.batch_plan import batches_ahead, longest_batch_bytes, plan_batches
 from xla_b2t.data.group_reader import GroupReader
-from xla_b2t.data.groups import Batch, open_group_set
+from xla_b2t.data.groups import Batch
 from xla_b2t.data.schedule import Schedule, Update, deal
+from xla_b2t.data.selection import open_selected
 from xla_b2t.evaluation.decode import DecodingFallback, SplitDecoder
 from xla_b2t.models.build import build_model
 from xla_b2t.models.policy import DTYPES
@@ -90,7 +91,7 @@ class _Run:
     def __init__(self, world: World, job: Job, stack: ExitStack):
         config = job.config
         self.world, self.config, self.planned_bytes = world, config, job.planned_bytes
-        self.group_set = open_group_set(config.data.dir)
+        self.group_set = open_selected(config.data)
         self.configured = self.plan = plan_batches(config, self.group_set.group_size, world.size)
         self.schedule = Schedule(
             config.data.recipe,
@@ -165,7 +166,10 @@ class _Run:
         train, validation = self.config.train, self.config.validation
         steps = range(self.step_number, train.steps)
         num_batches = len(steps) * self.plan.accumulation
-        with Feed(self._read(steps), num_batches, device(), self.config.data.prefetch_batches) as feed:
+        data = self.group_set
+        longest_bytes = longest_batch_bytes(self.plan.batch_size, data.buckets, data.num_features)
+        ahead = batches_ahead(self.config.data.prefetch_mb, longest_bytes)
+        with Feed(self._read(steps), num_batches, device(), ahead) as feed:
             batches = iter(feed)
             for step in steps:
                 next_meeting = self.world.next_meeting(step, train.log_every)
@@ -266,7 +270,7 @@ class _Run:
                 gradient_norm=totals.mean_norm,
                 trials_per_second=self.clock.trials_per_second,
                 step_ms=self.clock.step_ms_median,
-                epoch=self.step_number / self.schedule.updates_per_epoch,
+                epoch=self.schedule.epochs(self.step_number),
                 skipped=int(totals.skipped),
             )
             # It was planned for the configured batch.

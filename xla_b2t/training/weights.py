@@ -4,6 +4,7 @@ In: a file, a run directory, or a folder of the published baseline. Out: a `Chec
 for, or a model that has its weights. Going on with a run, optimizer and all, is `checkpoint.load_file`.
 """
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import nn
 from xla_b2t import config as configuration
 from xla_b2t.config import ModelConfig
 from xla_b2t.data.groups import GroupSet
+from xla_b2t.data.selection import columns_of
 from xla_b2t.errors import UserError
 from xla_b2t.models.build import build_without_weights
 from xla_b2t.models.protocol import sizes_of
@@ -161,6 +163,14 @@ def check_use(checkpoint: Checkpoint, path: str, config: ModelConfig, group_set:
             f"{checkpoint.num_features}",
             group_set.folder,
             "give groups with the features that it was trained on",
+        )
+    theirs = configuration.loads(checkpoint.config, path).data.features
+    if columns_of(theirs, group_set.stored_features) != group_set.columns:
+        raise UserError(
+            f"the checkpoint was trained on {', '.join(theirs) or 'all'} features, and other columns are read of these "
+            "groups",
+            f"{path}: data.features",
+            f"set data.features={json.dumps(theirs)}",
         )
     sizes = sizes_of(group_set)
     model = build_without_weights(config, sizes)

@@ -54,17 +54,15 @@ class Feed:
         batches: host batches, read in a thread of the feed.
         num_batches: how many there must be.
         device: the core of this rank.
-        prefetch: batches kept ready on the host, and as many again on the core.
+        ahead: batches kept ready on the host, and as many again on the core (`data.batch_plan.batches_ahead`).
     """
 
-    def __init__(self, batches: Iterable[Batch], num_batches: int, device: torch.device, prefetch: int = 2):
+    def __init__(self, batches: Iterable[Batch], num_batches: int, device: torch.device, ahead: int = 2):
         self._batches = batches
         self._num_batches = num_batches
         self._error: BaseException | None = None
         self._closing = False
-        self._loader = MpDeviceLoader(
-            self._read(), device, loader_prefetch_size=prefetch, device_prefetch_size=prefetch
-        )
+        self._loader = MpDeviceLoader(self._read(), device, loader_prefetch_size=ahead, device_prefetch_size=ahead)
         self._iterator: Iterator[list[torch.Tensor]] | None = None
 
     def __enter__(self) -> "Feed":

@@ -103,5 +103,5 @@ def not_cured(error: BaseException, memory: Memory, doing: str) -> UserError:
     return UserError(
         f"the machine ran out of host memory, which a smaller batch on the core does not cure: {in_short(error)}",
         doing,
-        "use fewer --cores, lower data.prefetch_batches, or end what else runs on this machine",
+        "use fewer --cores, lower data.prefetch_mb, or end what else runs on this machine",
     )
