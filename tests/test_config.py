@@ -52,7 +52,7 @@ def test_loads_unknown_key_names_the_place_it_comes_from():
         loads("[train]\nfuture = 1\n", "runs/demo/checkpoints/best.pt")
     assert caught.value.what == "unknown key train.future"
     assert caught.value.where == "runs/demo/checkpoints/best.pt: train.future"
-    assert caught.value.fix.startswith("the keys here are accumulation, batch_size")
+    assert caught.value.fix.startswith("the keys here are accumulation, agreement_every, batch_size")
 
 
 def test_loads_broken_text_names_the_place_it_comes_from():

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from xla_b2t.data.groups import GroupReader
+from xla_b2t.data.group_reader import GroupReader
 from xla_b2t.data.schedule import Schedule
 from xla_b2t.errors import UserError
 from xla_b2t.files import replacing
