@@ -106,6 +106,7 @@ class Worker:
         self.process.start()
         theirs.close()
         self._since = time.monotonic()
+        self._is_over = False
 
     def collected(self) -> dict:
         """The results that have come."""
@@ -117,21 +118,15 @@ class Worker:
                 self.left.remove(case)
                 self._since = time.monotonic()
         except EOFError:
-            pass
+            self._is_over = True
+            self.process.join()
         return results
 
     def is_over(self) -> bool:
-        """It has ended, by itself or here."""
+        """It has ended, by itself or here, and everything that it said is collected."""
         if time.monotonic() - self._since > LIMIT_SECONDS:
             self.process.kill()
-            self.process.join()
-        return not self.process.is_alive() and not self._pending()
-
-    def _pending(self) -> bool:
-        try:
-            return self._ours.poll() and bool(self.left)
-        except EOFError:
-            return False
+        return self._is_over
 
 
 def work(folder: Path, cases: list[tuple[str, int]], pipe) -> None:
