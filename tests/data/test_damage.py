@@ -33,6 +33,6 @@ def test_damaged_source_is_refused_or_counted_and_what_is_kept_is_as_it_was(sour
     assert outcome_of_source(source, SETTINGS, seed, tmp_path).said
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(120))
 def test_damaged_groups_are_refused_or_read_as_they_were(groups, tmp_path, seed):
     assert outcome_of_groups(groups, seed, tmp_path).said

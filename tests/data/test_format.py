@@ -56,7 +56,7 @@ def test_format_group_table_has_the_datasets_of_a_group_in_the_order_of_the_chec
 
 def test_format_index_and_attributes_are_the_ones_of_the_files(opened, conversion):
     tables = named(section("`/index/`, one row a group:", "Root attributes"))
-    assert set(opened["index"]) | {"features"} == tables
+    assert set(opened["index"]) | {"features", "trial_ids"} == tables
     assert set(opened) == {"groups", "index", "refused"}
     attributes = named(section("Root attributes:", "### `index.h5`"))
     assert set(opened.attrs) <= attributes

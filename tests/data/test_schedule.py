@@ -30,6 +30,8 @@ def index_of(buckets, days=None, num_valid=None):
         input_bins_GB=zeros,
         label_lengths_GB=zeros,
         required_steps_GB=zeros,
+        id_bytes_G=np.ones(groups, np.int32),
+        offsets_GN=np.zeros((groups, 8), np.int64),
     )
 
 

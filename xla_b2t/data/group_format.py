@@ -21,8 +21,21 @@ SOURCE = "source.json"
 SMALL_DATASETS = ("input_bins", "labels", "label_lengths", "required_steps", "days", "valid", "trial_ids")
 """Everything of a group but its features, in the order in which the checksum takes them."""
 
-TABLES_G = {"pass": np.int32, "bucket": np.int32, "checksum": np.uint32, "max_label": np.int32}
+TABLES_G = {
+    "pass": np.int32,
+    "bucket": np.int32,
+    "checksum": np.uint32,
+    "max_label": np.int32,
+    "id_bytes": np.int32,
+}
 """Tables of an index with a number a group."""
+
+OFFSETS = "offsets"
+"""Table of an index with a number a dataset of a group: where its values begin in the file, bytes. With it a group is
+read without HDF5, which a damaged file can crash or keep busy for ever."""
+
+DATASETS = ("features", *SMALL_DATASETS)
+"""In the order of `OFFSETS`."""
 
 TABLES_GB = {
     "valid": np.uint8,

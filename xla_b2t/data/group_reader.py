@@ -1,19 +1,20 @@
 """Reading pre-batched groups.
 
 In: a `GroupSet`, perhaps seen through a selection, and group numbers. Out: `Batch`es of numpy arrays. Which groups to
-read is left to `schedule`, tensors to the feed.
+read is left to `schedule`, tensors to the feed. The index says where everything is: HDF5 is not asked.
 """
 
+import math
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
-import h5py
 import numpy as np
 
-from xla_b2t.data.group_format import SMALL_DATASETS, group_checksum, group_name
+from xla_b2t.data.group_format import DATASETS, SMALL_DATASETS, group_checksum
 from xla_b2t.data.groups import CONVERT, Batch, GroupSet
 from xla_b2t.errors import UserError
 
@@ -23,9 +24,8 @@ _MOST_OPEN = 16
 
 @dataclass(frozen=True, eq=False)
 class _Stored:
-    """What must be read of a group once: where its features begin, and what the index does not hold."""
+    """What is read of a group once, since the index does not hold it."""
 
-    offset: int
     labels_BL: np.ndarray
     trial_ids: tuple[str, ...]
 
@@ -52,7 +52,7 @@ class GroupReader:
         self.group_set = group_set
         self.index = group_set.splits[split]
         self.verify = verify
-        self._files: dict[int, h5py.File] = {}
+        self._files: dict[int, int] = {}
         self._known: dict[int, _Stored] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class GroupReader:
     def close(self) -> None:
         """Closes the files; a later read opens them again."""
         for file in self._files.values():
-            file.close()
+            os.close(file)
         self._files.clear()
 
     def read(self, groups: Sequence[int], bucket: int) -> Batch:
@@ -113,15 +113,12 @@ class GroupReader:
             self.group_set.buckets[bucket].input_bins,
             self.group_set.stored_features,
         )
-        try:
-            stored = self._known.get(group)
-            if stored is None:
-                stored, features_BTC = self._read_first(group, shape)
-                self._known[group] = stored
-            else:
-                features_BTC = _map(index.files[index.file_G[group]], stored.offset, shape)
-        except (OSError, KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
-            raise UserError(f"the group cannot be read: {error}", f"{index.place(group)}/features", CONVERT) from error
+        stored = self._known.get(group)
+        if stored is None:
+            stored, features_BTC = self._read_first(group, shape)
+            self._known[group] = stored
+        else:
+            features_BTC = self._map(group, shape)
         valid_B = index.valid_GB[group]
         labels_BL, trial_ids = stored.labels_BL, stored.trial_ids
         if any(trial_ids[slot] for slot in np.flatnonzero(~valid_B)):
@@ -144,47 +141,59 @@ class GroupReader:
         )
 
     def _read_first(self, group: int, shape: tuple[int, int, int]) -> tuple[_Stored, np.ndarray]:
-        index = self.index
-        node = self._node(group)
-        small = {name: node[name][()] for name in SMALL_DATASETS}
-        offset = node["features"].id.get_offset()
-        if node["features"].shape != shape or offset is None:
-            raise ValueError(f"features are {node['features'].shape}, expected contiguous {shape}")
-        features_BTC = _map(index.files[index.file_G[group]], offset, shape)
+        index, small = self.index, self.read_small(group)
+        features_BTC = self._map(group, shape)
         if self.verify:
             found, expected = group_checksum(features_BTC, small), int(index.checksum_G[group])
             if found != expected:
                 what = f"the group is damaged: checksum {found:08x}, expected {expected:08x}"
                 raise UserError(what, f"{index.place(group)}/features", CONVERT)
-        return _Stored(offset, small["labels"], tuple(name.decode() for name in small["trial_ids"])), features_BTC
+        return _Stored(small["labels"], tuple(name.decode() for name in small["trial_ids"])), features_BTC
 
     def read_small(self, group: int) -> dict[str, np.ndarray]:
-        """What a group stores beside its features, as it is stored; `read` has found it readable."""
-        node = self._node(group)
-        return {name: node[name][()] for name in SMALL_DATASETS}
+        """What a group stores beside its features, as it is stored.
 
-    def _node(self, group: int) -> h5py.Group:
-        return self._open(int(self.index.file_G[group]))[f"groups/{group_name(self.index.place_G[group])}"]
+        Raises:
+            UserError: the file is not there, or ends before it.
+        """
+        size, bucket = self.group_set.group_size, self.group_set.buckets[self.index.bucket_G[group]]
+        shapes = {"labels": (size, bucket.label_slots)}
+        types = {"valid": "u1", "trial_ids": f"S{self.index.id_bytes_G[group]}"}
+        small = {}
+        for name in SMALL_DATASETS:
+            kind, shape = np.dtype(types.get(name, "<i4")), shapes.get(name, (size,))
+            num_bytes = kind.itemsize * math.prod(shape)
+            with self._told(group, name) as (file, offset):
+                content = os.pread(file, num_bytes, offset)
+                if len(content) != num_bytes:
+                    raise ValueError(f"the file ends before byte {offset + num_bytes}")
+            small[name] = np.frombuffer(content, kind).reshape(shape)
+        return small
 
-    def _open(self, number: int) -> h5py.File:
+    def _map(self, group: int, shape: tuple[int, int, int]) -> np.ndarray:
+        """The features, as pages of the file."""
+        count = math.prod(shape)
+        with self._told(group, "features") as (file, offset):
+            # Touching a page beyond the end of a file kills the process (SIGBUS): a file that shrank is found first.
+            if os.fstat(file).st_size < offset + 2 * count:
+                raise ValueError(f"the file ends before byte {offset + 2 * count}")
+            aligned = offset - offset % mmap.ALLOCATIONGRANULARITY
+            view = mmap.mmap(file, offset + 2 * count - aligned, access=mmap.ACCESS_COPY, offset=aligned)
+        return np.frombuffer(view, np.uint16, count, offset - aligned).reshape(shape)
+
+    @contextmanager
+    def _told(self, group: int, name: str) -> Iterator[tuple[int, int]]:
+        """The file of a group and where a dataset begins in it; what goes wrong with them is told with the place."""
+        try:
+            yield self._open(group), int(self.index.offsets_GN[group, DATASETS.index(name)])
+        except (OSError, ValueError) as error:
+            where = f"{self.index.place(group)}/{name}"
+            raise UserError(f"the group cannot be read: {error}", where, CONVERT) from error
+
+    def _open(self, group: int) -> int:
+        number = int(self.index.file_G[group])
         if number not in self._files:
             if len(self._files) == _MOST_OPEN:
-                self._files.pop(next(iter(self._files))).close()
-            path = self.index.files[number]
-            file = h5py.File(path, "r")
-            if file.attrs.get("conversion") != self.group_set.conversion or not file.attrs.get("complete", False):
-                file.close()
-                raise UserError("the file is not a finished one of the manifest's conversion", path, CONVERT)
-            self._files[number] = file
+                os.close(self._files.pop(next(iter(self._files))))
+            self._files[number] = os.open(self.index.files[number], os.O_RDONLY)
         return self._files[number]
-
-
-def _map(path: str, offset: int, shape: tuple[int, int, int]) -> np.ndarray:
-    count = int(np.prod(shape))
-    # Touching a page beyond the end of a file kills the process (SIGBUS), so a file that shrank is found first.
-    if os.path.getsize(path) < offset + 2 * count:
-        raise ValueError(f"the file ends before byte {offset + 2 * count}")
-    aligned = offset - offset % mmap.ALLOCATIONGRANULARITY
-    with open(path, "rb") as file:
-        view = mmap.mmap(file.fileno(), offset + 2 * count - aligned, access=mmap.ACCESS_COPY, offset=aligned)
-    return np.frombuffer(view, np.uint16, count, offset - aligned).reshape(shape)

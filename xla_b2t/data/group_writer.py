@@ -15,8 +15,10 @@ import h5py
 import numpy as np
 
 from xla_b2t.data.group_format import (
+    DATASETS,
     FORMAT,
     FORMAT_VERSION,
+    OFFSETS,
     SMALL_DATASETS,
     TABLES_G,
     TABLES_GB,
@@ -89,10 +91,11 @@ def write_part(
             features.attrs["dtype"] = "bfloat16"
             for name in SMALL_DATASETS:
                 node.create_dataset(name, data=group.small[name], track_times=False)
-            rows.append(_index_row(group))
+            rows.append({**_index_row(group), OFFSETS: [node[name].id.get_offset() for name in DATASETS]})
         tables = {name: np.array([row[name] for row in rows], kind) for name, kind in TABLES_G.items()}
         for name, kind in TABLES_GB.items():
             tables[name] = np.array([row[name] for row in rows], kind).reshape(len(rows), group_size)
+        tables[OFFSETS] = np.array([row[OFFSETS] for row in rows], np.int64).reshape(len(rows), len(DATASETS))
         _write_tables(file, "index", tables)
         listed = json.dumps([asdict(refusal) for refusal in refused]).encode()
         file.create_dataset("refused", data=np.frombuffer(listed, np.uint8), track_times=False)
@@ -106,7 +109,7 @@ def read_part(path: Path, conversion: str) -> Part | None:
         with h5py.File(path, "r") as file:
             if not file.attrs.get("complete", False) or file.attrs.get("conversion") != conversion:
                 return None
-            tables = {name: file[f"index/{name}"][()] for name in (*TABLES_G, *TABLES_GB)}
+            tables = {name: file[f"index/{name}"][()] for name in (*TABLES_G, *TABLES_GB, OFFSETS)}
             refused = tuple(Refusal(**refusal) for refusal in json.loads(file["refused"][()].tobytes()))
     except (OSError, KeyError, ValueError, RuntimeError, TypeError, AttributeError):
         return None
@@ -130,7 +133,7 @@ def write_index(path: Path, splits: dict[str, list[Part]], conversion: str) -> d
                     "file": np.repeat(np.arange(len(parts), dtype=np.int32), sizes),
                     "place": np.concatenate([np.arange(size, dtype=np.int32) for size in sizes]),
                 }
-                for name in (*TABLES_G, *TABLES_GB):
+                for name in (*TABLES_G, *TABLES_GB, OFFSETS):
                     tables[name] = np.concatenate([part.tables[name] for part in parts])
                 _write_tables(file, split, tables)
         content = partial.read_bytes()
@@ -154,6 +157,7 @@ def _index_row(group: PaddedGroup) -> dict[str, Any]:
         "bucket": group.bucket,
         "checksum": small_checksum(group.features_checksum, group.small),
         "max_label": group.small["labels"].max(),
+        "id_bytes": group.small["trial_ids"].dtype.itemsize,
         "blocks": group.blocks_B,
         **{name: group.small[name] for name in TABLES_GB if name != "blocks"},
     }

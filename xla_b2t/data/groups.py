@@ -16,7 +16,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from xla_b2t.data.group_format import FORMAT, FORMAT_VERSION, INDEX, MANIFEST, SOURCE, group_name
+from xla_b2t.data.group_format import DATASETS, FORMAT, FORMAT_VERSION, INDEX, MANIFEST, OFFSETS, SOURCE, group_name
 from xla_b2t.errors import UserError
 
 CONVERT = "run xla_b2t prebatch again"
@@ -50,6 +50,8 @@ class SplitIndex:
         input_bins_GB: int32, bins of every trial.
         label_lengths_GB: int32, phonemes of every trial.
         required_steps_GB: int32, output steps every trial needs to be spelt.
+        id_bytes_G: int32, bytes of a name of a trial as it is stored.
+        offsets_GN: int64, where each of `group_format.DATASETS` begins in the group's file, bytes.
     """
 
     split: str
@@ -67,6 +69,8 @@ class SplitIndex:
     input_bins_GB: np.ndarray
     label_lengths_GB: np.ndarray
     required_steps_GB: np.ndarray
+    id_bytes_G: np.ndarray
+    offsets_GN: np.ndarray
 
     @cached_property
     def num_valid_G(self) -> np.ndarray:
@@ -281,6 +285,8 @@ def _read_index(root: Path, manifest: dict[str, Any]) -> Iterator[SplitIndex]:
                 input_bins_GB=table["input_bins"],
                 label_lengths_GB=table["label_lengths"],
                 required_steps_GB=table["required_steps"],
+                id_bytes_G=table["id_bytes"],
+                offsets_GN=table[OFFSETS],
             )
         except (OSError, KeyError, RuntimeError, AttributeError) as error:
             raise UserError(f"the index cannot be read: {error}", f"{path}:/{split}", CONVERT) from error
@@ -289,7 +295,9 @@ def _read_index(root: Path, manifest: dict[str, Any]) -> Iterator[SplitIndex]:
 def _check_index(group_set: GroupSet, index: SplitIndex) -> None:
     """A manifest and an index that were brought together by hand, told before a number is used as a place."""
     rows = (len(index.bucket_G), group_set.group_size)
-    if any(values.shape != rows[: values.ndim] for name, values in vars(index).items() if name.endswith(("_G", "_GB"))):
+    tables = {name: values for name, values in vars(index).items() if name.endswith(("_G", "_GB"))}
+    are_whole = index.offsets_GN.shape == (rows[0], len(DATASETS))
+    if not are_whole or any(values.shape != rows[: values.ndim] for values in tables.values()):
         what = f"the index is damaged: its tables are not of {rows[0]} groups of {rows[1]} trials"
         raise UserError(what, index.where, CONVERT)
     for name, values, most in (

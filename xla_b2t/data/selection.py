@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from fnmatch import fnmatchcase
 
-import h5py
 import numpy as np
 
 from xla_b2t.config import DataConfig
-from xla_b2t.data.group_format import UNKNOWN_BLOCK, group_name
+from xla_b2t.data.group_format import UNKNOWN_BLOCK
+from xla_b2t.data.group_reader import GroupReader
 from xla_b2t.data.groups import CONVERT, GroupSet, SplitIndex, open_group_set
 from xla_b2t.errors import UserError
 
@@ -156,7 +156,7 @@ def _kept(index: SplitIndex, kept_GB: np.ndarray) -> SplitIndex:
     kept_GB = kept_GB & index.valid_GB
     left_G = np.flatnonzero(kept_GB.any(axis=1))
     tables = {field.name: getattr(index, field.name) for field in fields(index)}
-    tables = {name: table[left_G] for name, table in tables.items() if name.endswith(("_G", "_GB"))}
+    tables = {name: table[left_G] for name, table in tables.items() if name.endswith(("_G", "_GB", "_GN"))}
     for name in (name for name in tables if name.endswith("_GB")):
         empty = UNKNOWN_BLOCK if name == "blocks_GB" else 0
         tables[name] = np.where(kept_GB[left_G], tables[name], tables[name].dtype.type(empty))
@@ -183,21 +183,12 @@ def _folded(group_set: GroupSet, train: SplitIndex | None, folds: int, fold: int
     held_GB[order_G[fold::folds]] = True
     out_GB = held_GB
     if len(first_G) < len(train.bucket_G):
-        ids_GB = _trial_ids(train)
+        ids_GB = _trial_ids(group_set, train)
         out_GB = np.isin(ids_GB, ids_GB[held_GB & train.valid_GB])
     return {"train": _kept(train, ~out_GB), "val": _kept(train, held_GB)}
 
 
-def _trial_ids(index: SplitIndex) -> np.ndarray:
+def _trial_ids(group_set: GroupSet, index: SplitIndex) -> np.ndarray:
     """Name of every trial, bytes: the index does not know which trial of one pass is which of another."""
-    ids: dict[int, np.ndarray] = {}
-    for number, path in enumerate(index.files):
-        groups = np.flatnonzero(index.file_G == number)
-        try:
-            with h5py.File(path, "r") as file:
-                for group in groups:
-                    stored = file[f"groups/{group_name(index.place_G[group])}/trial_ids"][()]
-                    ids[int(group)] = np.asarray(stored).astype(bytes)
-        except (OSError, KeyError, ValueError, RuntimeError) as error:
-            raise UserError(f"the names of its trials cannot be read: {error}", path, CONVERT) from error
-    return np.stack([ids[group] for group in range(len(index.bucket_G))])
+    with GroupReader(replace(group_set, splits={index.split: index}), index.split) as reader:
+        return np.stack([reader.read_small(group)["trial_ids"] for group in range(len(index.bucket_G))])
