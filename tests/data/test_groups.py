@@ -121,7 +121,7 @@ def test_open_group_set_manifest_without_a_key_is_a_user_error(copied):
     manifest = json.loads((copied / "report.json").read_text())
     del manifest["buckets"]
     (copied / "report.json").write_text(json.dumps(manifest))
-    assert_open_refuses(copied, "lacks 'buckets'", copied / "report.json", "prebatch again")
+    assert_open_refuses(copied, "missing required field `buckets`", copied / "report.json", "prebatch again")
 
 
 def test_open_group_set_missing_split_is_a_user_error(copied):

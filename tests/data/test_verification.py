@@ -81,7 +81,7 @@ def test_verify_of_another_layout_tells_it_in_place_of_the_checksum(copied):
         (lambda folder: (folder / "report.json").unlink(), "the converter is still writing, or was interrupted"),
         (lambda folder: (folder / "report.json").write_text("{"), "the manifest cannot be read"),
         (lambda folder: change(folder, version=1), "the groups have format version 1"),
-        (lambda folder: change(folder, splits={"train": {}}), "the manifest lacks"),
+        (lambda folder: change(folder, splits={"train": {}}), "the manifest is damaged: Object missing"),
         (lambda folder: change(folder, splits=[]), "the manifest is damaged"),
         (lambda folder: flip_byte(folder / "index.h5"), "the index is damaged: checksum"),
         (lambda folder: (folder / "index.h5").unlink(), "the manifest lists index.h5, but it is missing"),

@@ -4,8 +4,11 @@ In: a group's arrays. Out: names and its checksum.
 """
 
 import zlib
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
 FORMAT = "xla_b2t groups"
 FORMAT_VERSION = 2
@@ -46,6 +49,60 @@ TABLES_GB = {
     "required_steps": np.int32,
 }
 """Tables of an index with a number a trial."""
+
+_Number = Annotated[int, Meta(ge=0)]
+_Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+_Name = Annotated[str, Meta(pattern=r"^[\w-]+\.h5$")]
+"""Of a file in the folder, and in no other."""
+
+
+@dataclass(frozen=True)
+class ListedBucket:
+    """A bucket, as the manifest has it."""
+
+    input_bins: _Count
+    label_slots: _Count
+
+
+@dataclass(frozen=True)
+class ListedFile:
+    """A file, as the manifest has it."""
+
+    file: _Name
+    bytes: _Number
+
+
+@dataclass(frozen=True)
+class ListedIndex(ListedFile):
+    """The index, as the manifest has it."""
+
+    checksum: _Number
+
+
+@dataclass(frozen=True)
+class ListedSplit:
+    """A split, as far as a reader needs it."""
+
+    labelled: bool
+    files: tuple[ListedFile, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a reader needs of `report.json`, which holds more."""
+
+    conversion: str
+    version: int
+    num_features: _Count
+    num_classes: _Count
+    group_size: _Count
+    patch_bins: _Count
+    patch_stride: _Count
+    sessions: tuple[str, ...]
+    buckets: tuple[ListedBucket, ...]
+    index: ListedIndex
+    splits: dict[str, ListedSplit]
+
 
 UNKNOWN_BLOCK = -1
 """Block of a trial that does not say its own, and of an empty slot."""

@@ -14,9 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import msgspec
 import numpy as np
 
-from xla_b2t.data.group_format import DATASETS, FORMAT, FORMAT_VERSION, INDEX, MANIFEST, OFFSETS, SOURCE, group_name
+from xla_b2t.data.group_format import (
+    DATASETS,
+    FORMAT,
+    FORMAT_VERSION,
+    INDEX,
+    MANIFEST,
+    OFFSETS,
+    SOURCE,
+    Manifest,
+    group_name,
+)
 from xla_b2t.errors import UserError
 
 CONVERT = "run xla_b2t prebatch again"
@@ -172,15 +183,10 @@ def open_group_set(folder: str | Path, check_files: bool = True) -> GroupSet:
     """
     root = Path(folder)
     manifest = read_manifest(root)
-    try:
-        for fault in find_files(root, manifest):
-            if check_files or Path(fault.where).name == INDEX:
-                raise fault
-        group_set = _describe(root, manifest)
-    except KeyError as error:
-        raise UserError(f"the manifest lacks {error}", str(root / MANIFEST), CONVERT) from error
-    except (TypeError, AttributeError, ValueError) as error:
-        raise UserError(f"the manifest is damaged: {error}", str(root / MANIFEST), CONVERT) from error
+    for fault in find_files(root, manifest):
+        if check_files or Path(fault.where).name == INDEX:
+            raise fault
+    group_set = _describe(root, manifest)
     for index in group_set.splits.values():
         _check_index(group_set, index)
     return group_set
@@ -211,6 +217,10 @@ def read_manifest(root: Path) -> dict[str, Any]:
         what = f"the groups have format version {version}, this program reads version {FORMAT_VERSION}"
         fix = f"install the xla_b2t that wrote them, or {CONVERT}" if version > FORMAT_VERSION else CONVERT
         raise UserError(what, str(path), fix)
+    try:
+        msgspec.convert(manifest, Manifest)
+    except msgspec.ValidationError as error:
+        raise UserError(f"the manifest is damaged: {error}", str(path), CONVERT) from None
     return manifest
 
 

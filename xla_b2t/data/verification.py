@@ -68,10 +68,7 @@ def verify(folder: str | Path, num_workers: int = 0, progress: Progress = lambda
         manifest = read_manifest(root)
     except UserError as error:
         return Verification(str(root), 0, 0, 0, (_fault(error),))
-    try:
-        faults = [*_strangers(root, manifest), *(_fault(error) for error in find_files(root, manifest))]
-    except (KeyError, TypeError, AttributeError, ValueError):
-        faults = []  # a damaged manifest, which is told when it is opened
+    faults = [*_strangers(root, manifest), *(_fault(error) for error in find_files(root, manifest))]
     try:
         group_set = open_group_set(root, check_files=False)
     except UserError as error:
