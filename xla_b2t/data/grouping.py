@@ -9,10 +9,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from xla_b2t.data.buckets import SLOT_MULTIPLE, bucket_of, choose_edges, round_up
+from xla_b2t.data.buckets import SLOT_MULTIPLE, best_edges, bucket_of, choose_edges, round_up
 from xla_b2t.data.groups import Bucket
 
 _SHUFFLE_STREAM = 3
+
+
+MOST_COMPARED = 16
+"""So many numbers of buckets are compared in the report."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +64,18 @@ class PlannedGroup:
 
 @dataclass(frozen=True)
 class Plan:
-    """Every group of every split."""
+    """Every group of every split.
+
+    Attributes:
+        buckets: of every split.
+        groups: by split.
+        real_shares: the share of real bins that the trials the buckets were chosen for would have in 1, 2, 3 ... best
+            buckets, each trial by itself.
+    """
 
     buckets: tuple[Bucket, ...]
     groups: dict[str, tuple[PlannedGroup, ...]]
+    real_shares: tuple[float, ...]
 
 
 def plan_groups(
@@ -85,7 +97,8 @@ def plan_groups(
     """
     longest = max(record.input_bins for records in trials.values() for record in records)
     leading = trials["train"] if "train" in trials else next(iter(trials.values()))
-    edges = choose_edges(np.array([record.input_bins for record in leading]), num_buckets, longest)
+    best = best_edges(np.array([record.input_bins for record in leading]), max(num_buckets, MOST_COMPARED), longest)
+    edges = choose_edges(best, num_buckets)
     groups, label_slots = {}, [0] * len(edges)
     for split, records in trials.items():
         passes = range(num_passes if split == "train" else 1)
@@ -96,7 +109,7 @@ def plan_groups(
     buckets = tuple(
         Bucket(edge, round_up(max(slots, 1), SLOT_MULTIPLE)) for edge, slots in zip(edges, label_slots, strict=True)
     )
-    return Plan(buckets, groups)
+    return Plan(buckets, groups, tuple(share for _, share in best))
 
 
 def cut_into_parts(

@@ -284,7 +284,15 @@ def _report(
     kept = {split: report.trials_kept for split, report in splits.items()}
     _refuse_unusable(source, kept, refused, settings.strict)
     return PrebatchReport(
-        str(out), scanned.num_features, source.sessions, plan.buckets, splits, tuple(refused), source.ignored, notes
+        str(out),
+        scanned.num_features,
+        source.sessions,
+        plan.buckets,
+        plan.real_shares,
+        splits,
+        tuple(refused),
+        source.ignored,
+        notes,
     )
 
 

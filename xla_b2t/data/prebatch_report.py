@@ -59,6 +59,7 @@ class PrebatchReport:
         num_features: of every trial.
         sessions: the session of each day.
         buckets: of every split.
+        real_shares: real bins in 1, 2, 3 ... best buckets, as of `grouping.Plan`.
         splits: by name.
         refused: trials that could not be used, in the order of the files.
         ignored: what was passed over in the source.
@@ -69,6 +70,7 @@ class PrebatchReport:
     num_features: int
     sessions: tuple[str, ...]
     buckets: tuple[Bucket, ...]
+    real_shares: tuple[float, ...]
     splits: dict[str, SplitReport]
     refused: tuple[Refusal, ...]
     ignored: tuple[str, ...]
@@ -145,6 +147,7 @@ def of_manifest(folder: str, manifest: dict[str, Any], notes: tuple[str, ...]) -
         manifest["num_features"],
         tuple(manifest["sessions"]),
         tuple(Bucket(**bucket) for bucket in manifest["buckets"]),
+        tuple(manifest["real_shares"]),
         splits,
         tuple(Refusal(**refusal) for refusal in manifest["refused"]),
         tuple(manifest["ignored"]),
