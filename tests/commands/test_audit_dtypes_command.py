@@ -85,7 +85,7 @@ def started(monkeypatch):
     ranks = []
     monkeypatch.setattr(spawn, "prepare", lambda *_: None)
 
-    def run(function, arguments, machine, num_ranks, crash_dir):
+    def run(function, arguments, machine, num_ranks, crash_dir, patience_s):
         ranks.append(num_ranks)
         raise spawn.RankError("no rank is started in this test")
 

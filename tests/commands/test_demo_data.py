@@ -21,7 +21,7 @@ def test_demo_data_are_made_once(tmp_path, capsys):
     for _ in range(2):
         demo_data.make_demo_data(tmp_path / "groups")
     assert capsys.readouterr().err.count("simulating a participant") == 1
-    assert open_group_set(tmp_path / "groups").splits["train"].num_valid_G.sum() > 8
+    assert open_group_set(tmp_path / "groups").splits["train"].num_valid_G.sum() > 0
 
 
 def test_demo_data_of_an_older_version_are_made_again(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 
 from xla_b2t import config as configuration
 from xla_b2t.commands.evaluate import EvaluationJob, evaluate_rank
+from xla_b2t.config import DataConfig
 from xla_b2t.data.prebatch import PrebatchSettings, prebatch
 from xla_b2t.data.synth import SynthSettings, synthesize
 from xla_b2t.errors import UserError
@@ -80,7 +81,7 @@ def rate_of_head(folder, head):
     checkpoint, _ = CheckpointFolder(folder / "run").find("best")
     job = EvaluationJob(
         checkpoint=str(checkpoint),
-        data_dir=f"{folder}/groups",
+        data=DataConfig(dir=f"{folder}/groups"),
         split="val",
         output_dir=str(folder),
         batch_size=64,
