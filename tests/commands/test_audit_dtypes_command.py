@@ -1,6 +1,7 @@
 """The preflight as a user meets it: `audit-dtypes`, and what `train` does with it before anything is written."""
 
 import json
+import signal
 
 import pytest
 
@@ -253,6 +254,17 @@ def test_train_without_preflight_warns_and_starts_a_model_that_it_would_refuse(a
     assert "as lost hours or not at all" in err
     assert asked == []
     assert started == [2]
+
+
+def test_train_that_gets_sigterm_in_the_preflight_asks_to_be_started_again(arguments, started, monkeypatch, capsys):
+    def ended(*_):
+        raise SystemExit(128 + signal.SIGTERM)
+
+    monkeypatch.setattr(preflight_module, "preflight", ended)
+    assert cli.main(["train", *arguments("pass")]) == 75
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "interrupted by SIGTERM, all ranks are gone; no checkpoint was written yet"
+    assert started == []
 
 
 def test_train_without_preflight_still_checks_the_numbers(arguments, started, tmp_path, capsys):

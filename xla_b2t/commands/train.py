@@ -71,7 +71,10 @@ def run(args: argparse.Namespace) -> int:
 
     preflight_began = time.time()
     resumed = _resumed(run_dir, checkpoint) if checkpoint else None
-    planned_bytes = _prove(named, num_ranks, resumed, args.no_preflight)
+    try:
+        planned_bytes = _prove(named, num_ranks, resumed, args.no_preflight)
+    except SystemExit:  # what SIGTERM makes of a process that waits for another
+        return _tell_interrupted(run_dir, signal.SIGTERM)
     core_bytes = planned_bytes or 0 if machine.kind == "cpu" else 0
     print(f"preflight: {_host_memory(config, num_ranks, core_bytes)}", file=sys.stderr)
     init_from = _to_begin_with(config, run_dir) if config.train.init_from and not checkpoint else ""

@@ -10,17 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from xla_b2t.data.group_format import ListedFile
 from xla_b2t.data.group_writer import Part
 from xla_b2t.data.groups import Bucket
 from xla_b2t.data.trials import Refusal
-
-
-@dataclass(frozen=True)
-class PartFile:
-    """A file of groups and its size."""
-
-    file: str
-    bytes: int
 
 
 @dataclass(frozen=True)
@@ -30,7 +23,7 @@ class SplitReport:
     Numbers of groups and bins are of all passes, numbers of trials of one.
     """
 
-    files: tuple[PartFile, ...]
+    files: tuple[ListedFile, ...]
     labelled: bool
     trials_in: int
     trials_kept: int
@@ -113,7 +106,7 @@ def report_split(
     stored = group_size * sum(int(n) * bucket.input_bins for n, bucket in zip(groups_per_bucket, buckets, strict=True))
     kept = int(valid_GB[first_G].sum())
     return SplitReport(
-        files=tuple(PartFile(part.file, part.bytes) for part in parts),
+        files=tuple(ListedFile(part.file, part.bytes) for part in parts),
         labelled=labelled,
         trials_in=kept + refused,
         trials_kept=kept,
@@ -141,7 +134,7 @@ def of_manifest(folder: str, manifest: dict[str, Any], notes: tuple[str, ...]) -
     splits = {}
     for split, entry in manifest["splits"].items():
         fields = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
-        splits[split] = SplitReport(**{**fields, "files": tuple(PartFile(**file) for file in entry["files"])})
+        splits[split] = SplitReport(**{**fields, "files": tuple(ListedFile(**file) for file in entry["files"])})
     return PrebatchReport(
         folder,
         manifest["num_features"],
