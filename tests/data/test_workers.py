@@ -1,5 +1,6 @@
 import os
 import signal
+import time
 
 import pytest
 
@@ -78,3 +79,16 @@ def test_workers_are_gone_at_the_end():
         processes = list(workers._processes.values())
         assert all(process.is_alive() for process in processes)
     assert not any(process.is_alive() for process in processes)
+
+
+def hang(task, at):
+    at("the file", 0)
+    time.sleep(600)
+
+
+def test_worker_that_never_ends_is_a_user_error_that_names_the_file():
+    with Workers(1, patience_s=0.5) as workers, pytest.raises(UserError) as raised:
+        list(workers.run(hang, [1], lambda *_: None))
+    assert raised.value.what == "a worker has been at one trial for 0.5 s"
+    assert raised.value.where in ("the file", "before its first file")  # it takes a moment to start
+    assert "damaged" in raised.value.fix and "move its session away" in raised.value.fix

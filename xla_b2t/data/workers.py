@@ -7,6 +7,7 @@ error that names the file. What the tasks are is left to who gives them.
 
 import multiprocessing
 import signal
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
@@ -25,10 +26,12 @@ class Workers:
 
     Args:
         number: of processes, at least 0.
+        patience_s: a worker that says nothing for so long, which is what it takes for a trial, ends the conversion.
     """
 
-    def __init__(self, number: int):
-        self._number = number
+    def __init__(self, number: int, patience_s: float = 600):
+        self._number, self._patience_s = number, patience_s
+        self._silent_since: dict[Connection, float] = {}
         self._processes: dict[Connection, Any] = {}
 
     def __enter__(self) -> "Workers":
@@ -67,7 +70,7 @@ class Workers:
                 place, task = to_do.pop()
                 busy[connection] = place, ""
                 self._send(connection, (function, task))
-            for connection in wait(list(busy)):
+            for connection in self._that_spoke(busy):
                 place, where = busy[connection]
                 try:
                     kind, *content = connection.recv()
@@ -85,6 +88,21 @@ class Workers:
                     del busy[connection]
                     idle.append(connection)
                     yield place, content[0]
+
+    def _that_spoke(self, busy: dict[Connection, tuple[int, str]]) -> list[Connection]:
+        """Waits for word from any of them, but not for ever: a damaged file can keep HDF5 busy without end."""
+        now = time.monotonic()
+        spoke = wait(list(busy), timeout=self._patience_s / 10)
+        self._silent_since = {connection: self._silent_since.get(connection, now) for connection in busy}
+        self._silent_since |= dict.fromkeys(spoke, time.monotonic())
+        for connection, (_, where) in busy.items():
+            if time.monotonic() - self._silent_since[connection] > self._patience_s:
+                raise UserError(
+                    f"a worker has been at one trial for {self._patience_s:g} s",
+                    where or "before its first file",
+                    "the file is damaged, or its disk is gone: copy or download it again, or move its session away",
+                )
+        return spoke
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
