@@ -58,6 +58,7 @@ def test_readme_commands_go_from_nothing_to_an_error_rate(outputs):
     assert [name for name, _ in said] == [
         "synth",
         "prebatch",
+        "prebatch",
         "audit-dtypes",
         "plan-memory",
         "train",
@@ -66,10 +67,11 @@ def test_readme_commands_go_from_nothing_to_an_error_rate(outputs):
         "export",
     ]
     assert "real bins" in said[1][1]
-    assert said[2][1].startswith("clean: ")
-    assert "trials a core configured, up to" in said[3][1]
-    assert "val PER" in said[4][1]
-    assert "PER" in said[5][1]
+    assert "all is well" in said[2][1]
+    assert said[3][1].startswith("clean: ")
+    assert "trials a core configured, up to" in said[4][1]
+    assert "val PER" in said[5][1]
+    assert "PER" in said[6][1]
 
 
 def test_readme_commands_leave_the_run_directory_that_it_describes(outputs):
