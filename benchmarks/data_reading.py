@@ -1,9 +1,9 @@
 """Data at full size: converting, reading, and what others do with the same trials, side by side in one run.
 
 Simulates a source in the public layout: random features, lengths from a lognormal like the public data's (median 836,
-p95 1426, 80 to 2475 bins), 45 sessions. Then: `prebatch` beside h5py reading the same files; batches of 64 trials by our
-reader, as a rank reads them, beside the published `BrainToTextDataset` under PyTorch's DataLoader, and beside copying the
-same bytes in memory; 1, 2 and 8 processes reading at once. Medians, everything from the page cache.
+p95 1426, 80 to 2475 bins), 45 sessions. Then: `prebatch` beside h5py reading the same files; batches of 64 trials by
+our reader, as a rank reads them, beside the published `BrainToTextDataset` under PyTorch's DataLoader, and beside
+copying the same bytes in memory; 1, 2 and 8 processes reading at once. Medians, everything from the page cache.
 
 Usage: python benchmarks/data_reading.py [--trials 1200] [--folder DIR] [--dataset model_training/dataset.py]
 The published dataset.py is of the repository Neuroprosthetics-Lab/nejm-brain-to-text; without it its rows are left out.
