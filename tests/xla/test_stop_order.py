@@ -1,11 +1,12 @@
 """All ranks end before the same update, whoever asks and whenever they look."""
 
-import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+
+import pytest
 
 from xla_b2t.xla.stop_order import StopOrder
 from xla_b2t.xla.world import Alone
@@ -64,7 +65,7 @@ def test_rank_alone_meets_nobody():
 WAITS = """
 import sys, time
 from xla_b2t.xla.stop_order import StopOrder, ask_on_sigterm
-ask_on_sigterm(StopOrder(sys.argv[1]))
+ask_on_sigterm(StopOrder(sys.argv[1]), is_in_pool=bool(sys.argv[2]))
 print("ready", flush=True)
 end = time.monotonic() + 60
 while time.monotonic() < end:
@@ -72,17 +73,45 @@ while time.monotonic() < end:
 """
 
 
-def test_sigterm_asks_at_once_and_does_not_end_the_process(tmp_path):
-    process = subprocess.Popen([sys.executable, "-c", WAITS, tmp_path], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout.readline() == "ready\n"
-        os.kill(process.pid, signal.SIGTERM)
-        order = StopOrder(tmp_path)
-        until = time.monotonic() + 20
-        while order.asked() is None and time.monotonic() < until:
-            time.sleep(0.01)
-        assert order.asked() == signal.SIGTERM
-        assert process.poll() is None
-    finally:
+@pytest.fixture
+def waiting(tmp_path):
+    """Starts a process that waits for SIGTERM, in a pool of this one or not."""
+    processes = []
+
+    def start(is_in_pool):
+        command = [sys.executable, "-c", WAITS, tmp_path, "yes" if is_in_pool else ""]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        assert processes[0].stdout.readline() == "ready\n"
+        return processes[0]
+
+    yield start
+    for process in processes:
         process.kill()
         process.communicate()
+
+
+def test_sigterm_asks_at_once_and_does_not_end_the_process(tmp_path, waiting):
+    process = waiting(is_in_pool=False)
+    process.terminate()
+    until = time.monotonic() + 20
+    while (asked := StopOrder(tmp_path).asked()) is None and time.monotonic() < until:
+        time.sleep(0.01)
+    assert asked == signal.SIGTERM
+    assert process.poll() is None
+
+
+def test_sigterm_of_the_pool_that_a_process_belongs_to_ends_it(tmp_path, waiting):
+    process = waiting(is_in_pool=True)
+    process.terminate()
+    assert process.wait(20) == -signal.SIGTERM
+    assert StopOrder(tmp_path).asked() is None
+
+
+def test_sigterm_of_others_asks_a_process_of_a_pool_too(tmp_path, waiting):
+    process = waiting(is_in_pool=True)
+    subprocess.run([sys.executable, "-c", f"import os; os.kill({process.pid}, 15)"], check=True)
+    until = time.monotonic() + 20
+    while (asked := StopOrder(tmp_path).asked()) is None and time.monotonic() < until:
+        time.sleep(0.01)
+    assert asked == signal.SIGTERM
+    assert process.poll() is None

@@ -161,13 +161,11 @@ class GroupReader:
         types = {"valid": "u1", "trial_ids": f"S{self.index.id_bytes_G[group]}"}
         small = {}
         for name in SMALL_DATASETS:
-            kind, shape = np.dtype(types.get(name, "<i4")), shapes.get(name, (size,))
-            num_bytes = kind.itemsize * math.prod(shape)
+            small[name] = np.empty(shapes.get(name, (size,)), types.get(name, "<i4"))
+            num_bytes = small[name].nbytes
             with self._told(group, name) as (file, offset):
-                content = os.pread(file, num_bytes, offset)
-                if len(content) != num_bytes:
+                if os.preadv(file, [small[name].reshape(-1).view(np.uint8)], offset) != num_bytes:
                     raise ValueError(f"the file ends before byte {offset + num_bytes}")
-            small[name] = np.frombuffer(content, kind).reshape(shape)
         return small
 
     def _map(self, group: int, shape: tuple[int, int, int]) -> np.ndarray:

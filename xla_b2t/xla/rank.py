@@ -136,7 +136,7 @@ def _settle(meeting_place: str, own_group: bool = True) -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    ask_on_sigterm(StopOrder(meeting_place))
+    ask_on_sigterm(StopOrder(meeting_place), is_in_pool=not own_group)
     threading.Thread(target=_follow_parent, daemon=True, name="follow-parent").start()
 
 

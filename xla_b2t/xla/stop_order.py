@@ -51,13 +51,23 @@ class StopOrder:
         return decided is not None and step >= decided
 
 
-def ask_on_sigterm(order: StopOrder) -> None:
-    """In a rank, before it has threads: SIGTERM asks all ranks to end, at once, also while the main thread compiles."""
+def ask_on_sigterm(order: StopOrder, is_in_pool: bool = False) -> None:
+    """In a rank, before it has threads: SIGTERM asks all ranks to end, at once, also while the main thread compiles.
+
+    Args:
+        order: of the run.
+        is_in_pool: the process that started this one is a pool that ends by SIGTERM what is left of it when another
+            process of it has died. From there SIGTERM is the end, as it would be without this.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 
     def wait() -> None:
         while True:
-            order.ask(signal.sigwait([signal.SIGTERM]))
+            found = signal.sigwaitinfo([signal.SIGTERM])
+            if is_in_pool and found.si_pid == os.getppid():
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+                os.kill(os.getpid(), signal.SIGTERM)
+            order.ask(signal.SIGTERM)
 
     threading.Thread(target=wait, daemon=True, name="wait-for-sigterm").start()
 
