@@ -94,7 +94,9 @@ def test_run_that_gets_sigterm_saves_and_goes_on_as_if_it_had_not(groups, whole,
     saved = [event["step"] for event in events(run_dir) if event["kind"] == "checkpoint"]
     assert saved[-1] == summary["steps"]
     assert not list(run_dir.rglob("*.partial"))
-    summary = train(groups, run_dir, "--resume", "auto", cores=2, keys=KEYS)
+    # What watches a run may be set anew; it is the same run.
+    keys = [*KEYS, "train.agreement_every=5", "train.most_skipped_in_a_row=3", "run.most_restarts=9"]
+    summary = train(groups, run_dir, "--resume", "auto", cores=2, keys=keys)
     assert (summary["status"], summary["steps"], summary["resumed_from"]) == ("completed", 40, saved[-1])
     assert losses(run_dir) == losses(whole)
     for column in ("weights", "moment1", "moment2"):
@@ -116,8 +118,10 @@ def test_run_that_is_asked_before_its_first_update_ends_without_a_checkpoint(gro
 def test_run_that_is_started_again_and_again_without_coming_further_stops(groups, tmp_path):
     keys = ["train.steps=2", "run.most_restarts=2", "validation.every=1", "validation.split=absent"]
     words = ["train", *arguments(groups, tmp_path / "run", "--resume", "auto", keys=keys)]
-    for _ in range(3):
-        assert "absent" in call(*words).stderr
+    for number in range(3):
+        shown = call(*words).stderr
+        assert "absent" in shown
+        assert (f"restart {number} of this run, from step 0" in shown) == (number > 0)
     shown = call(*words)
     assert shown.returncode == 2
     assert "started again 2 times in a row without coming further than step 0" in shown.stderr

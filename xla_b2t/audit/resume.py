@@ -23,9 +23,10 @@ from xla_b2t.training.checkpoint import Checkpoint, checkpoint_of
 from xla_b2t.training.tensor_file import read_tensor_file
 
 MAY_CHANGE = (
-    "run.dir", "run.cores", "data.dir", "data.num_features", "data.prefetch_mb", "optimizer.sharded",
-    "train.steps", "train.batch_size", "train.global_batch", "train.accumulation", "train.log_every",
-    "train.checkpoint_every", "train.init_from", "validation.every", "validation.split", "validation.batch_size",
+    "run.dir", "run.cores", "run.most_restarts", "data.dir", "data.num_features", "data.prefetch_mb",
+    "optimizer.sharded", "train.steps", "train.batch_size", "train.global_batch", "train.accumulation",
+    "train.log_every", "train.checkpoint_every", "train.agreement_every", "train.most_skipped_in_a_row",
+    "train.init_from", "validation.every", "validation.split", "validation.batch_size",
 )  # fmt: skip
 KERNEL = "model.options.kernel"
 """May change too, but for a user's own model, whose options mean what it likes."""

@@ -64,7 +64,9 @@ def run(args: argparse.Namespace) -> int:
     may_clear = args.overwrite or named.has_demo_dir
     checkpoint = _to_resume(run_dir, config.train.steps, args.resume, args.overwrite, may_clear)
     if args.resume == "auto":
-        count_restart(run_dir, _done(run_dir), config.run.most_restarts)
+        done = _done(run_dir)
+        if restarts := count_restart(run_dir, done, config.run.most_restarts):
+            print(f"restart {restarts} of this run, from step {done:,}", file=sys.stderr)
     else:
         forget_restarts(run_dir)
     named.make_demo_data()

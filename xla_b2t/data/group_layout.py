@@ -1,7 +1,7 @@
 """Whether every dataset of every group is stored as docs/FORMAT.md says, from the metadata of the files alone.
 
 In: an opened `GroupSet`. Out: what is stored otherwise, one `Mismatch` for each way of it. No trial is read: what the
-datasets hold is left to the checksums of `groups.GroupReader`, what the index says to `audit/inventory.py`.
+datasets hold is left to the checksums of `group_reader.GroupReader`, what the index says to `audit/inventory.py`.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 from h5py import h5a, h5d, h5g, h5t
 
-from xla_b2t.data.group_format import SMALL_DATASETS, group_name
+from xla_b2t.data.group_format import DATASETS, SMALL_DATASETS, group_name
 from xla_b2t.data.groups import CONVERT, GroupSet, SplitIndex
 from xla_b2t.errors import UserError
 
@@ -106,7 +106,7 @@ def _of_group(
         "features": (size, bucket.input_bins, group_set.stored_features),
         "labels": (size, bucket.label_slots),
     }
-    for dataset in ("features", *SMALL_DATASETS):
+    for dataset in DATASETS:
         try:
             stored = h5d.open(node, dataset.encode())
         except (KeyError, TypeError, ValueError):

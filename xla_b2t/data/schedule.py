@@ -2,7 +2,7 @@
 
 In: a `SplitIndex` (the bucket and the days of each group). Out: for any step, the groups of that update; and how an
 update is dealt over ranks and micro-steps. Nothing here remembers anything, so resuming is asking for a later step,
-and every rank works out the same answer alone. Reading the groups is left to `groups.GroupReader`.
+and every rank works out the same answer alone. Reading the groups is left to `group_reader.GroupReader`.
 """
 
 from collections.abc import Sequence

@@ -144,7 +144,7 @@ def _work(connection: Connection) -> None:
                 result = function(task, at)
             except UserError as error:
                 connection.send(("error", error))
-            except Exception:
+            except Exception:  # nothing is swallowed: the parent raises it, with this traceback and the file
                 connection.send(("fault", traceback.format_exc()))
             else:
                 connection.send(("done", result))

@@ -48,8 +48,8 @@ def save_trials(run_dir: str | Path, steps: Sequence[int], schedule: Schedule, r
     updates = []
     for step in steps:
         update = schedule.update(step)
-        batch = reader.read(update.groups, update.bucket)
-        updates.append({"step": step + 1, "trials": [name for name in batch.trial_ids if name]})
+        names = [reader.read_small(group)["trial_ids"][reader.index.valid_GB[group]] for group in update.groups]
+        updates.append({"step": step + 1, "trials": [name.decode() for of_group in names for name in of_group]})
     path = Path(run_dir) / "crash" / FILE_NAME
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
